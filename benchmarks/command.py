@@ -10,6 +10,7 @@ from benchmarks.helm.options import HelmOptions
 from benchmarks.himapper import HiMapperOptions
 from benchmarks.kernels.options import KernelOptions
 from benchmarks.lab import LabOptions
+from benchmarks.launch import LaunchOptions
 from benchmarks.options import GeometryOptions
 from benchmarks.tokens.options import TokensOptions
 from benchmarks.vlm.run import VlmOptions
@@ -98,9 +99,17 @@ def kernels(config: KernelOptions) -> int:
     return bench.run(config)
 
 
+def launch(config: LaunchOptions) -> int:
+    """Time what the host pays for a launch, and for a block of HCFormer and of HELM."""
+    from benchmarks import launch as bench
+
+    return bench.run(config)
+
+
 SUBVERBS: dict[str, Callable[[Any], int]] = {
     "geometry": geometry,
     "kernels": kernels,
+    "launch": launch,
     "hcformer": hcformer,
     "tokens": tokens,
     "lab": lab,

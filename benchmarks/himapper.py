@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
 
-from benchmarks.options import ClockOptions
+from benchmarks.options import ClockOptions, Mode, ModeOptions
 from benchmarks.session import Emit, session
-from benchmarks.turns import turn
 from hyptree.errors import UserError
 from hyptree.tables import markdown_head, markdown_row
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.harness import Result
+    from benchmarks.launches import Launches
 
 DESIGNED = {
     "resnet50": (1.89, 49),
@@ -45,10 +45,10 @@ IDENTITY = 1e-3
 
 
 @dataclass
-class HiMapperOptions(ClockOptions):
+class HiMapperOptions(ModeOptions, ClockOptions):
     QUICK: ClassVar[Mapping[str, Any]] = {
         "models": ("test_vit",), "batch": 2, "size": 160, "num_leaves": 8, "depth": 3, "width": 16, "repeats": 2,
-        "eager": True, "compile": False,
+        "modes": ("eager",),
     }  # fmt: skip
 
     tables: tuple[Literal["cost", "speed"], ...] = ("cost", "speed")
@@ -69,12 +69,6 @@ class HiMapperOptions(ClockOptions):
     """bfloat16 means autocast; auto takes it on cuda, and float32 on cpu."""
     passes: tuple[Literal["inference", "training"], ...] = ("inference", "training")
     """Which passes to time."""
-    eager: bool = True
-    """Time both as they are."""
-    compile: bool = True
-    """Also time both compiled."""
-    mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = "default"
-    """How torch.compile compiles."""
     guards: bool = True
     """Let compiled models look before each call whether anything about them has changed, weight by weight; without,
     both are called as a server would that never changes them (inference alone)."""
@@ -154,12 +148,12 @@ def count_macs(model: torch.nn.Module, size: int) -> int:
 def _speed(options: HiMapperOptions, emit: Emit) -> int:
     import torch
 
-    from benchmarks import harness
+    from benchmarks import harness, launches
 
-    columns = ["backbone", "pass", "calls in a row", "plain ms", "wrapped ms", "ratio", "quartiles", "host us"]
+    columns = ["backbone", "pass", "calls in a row", "plain ms", "wrapped ms", "ratio", "quartiles", *launches.HEAD]
     title = (
         f"batch {options.batch}, {options.size} px; limit of the ratio {TIME_LIMIT}, for compiled inference on a GPU; "
-        "host: until a call returns, plain and wrapped"
+        "kernels, host (until a call returns) and memory: of the plain model and the wrapped one"
     )
     emit({"kind": "table", "name": "speed"}, ["", title, *markdown_head(columns)])
     code = 0
@@ -168,23 +162,21 @@ def _speed(options: HiMapperOptions, emit: Emit) -> int:
         x = torch.randn(options.batch, 3, options.size, options.size, device=options.device)
         if options.channels_last:
             x = x.to(memory_format=torch.channels_last)
-        for way in ("eager",) * options.eager + ("compiled",) * options.compile:
+        for mode in options.modes:
             torch.compiler.reset()
-            ready = [_compiled(m, options) if way == "compiled" else m for m in (plain, wrapped)]
+            ready = [in_mode(model, mode, options) for model in (plain, wrapped)]
             for kind in options.passes:
                 make = _inference if kind == "inference" else _training
-                runs = [make(module, x, options) for module in ready]
+                runs = [launches.marked(make(module, x, options), mode) for module in ready]
+                asked: dict[str, launches.Launches] = {}
                 expected = _logits(plain, x) if kind == "inference" else None
                 contenders = [
-                    _contender("plain", runs[0], None),
-                    _contender("wrapped", runs[1], (wrapped, x, expected) if expected is not None else None),
+                    _contender("plain", runs[0], plain, mode, None, asked, options),
+                    _contender("wrapped", runs[1], wrapped, mode, (x, expected), asked, options),
                 ]
                 for calls in _calls(options, kind):
                     results = harness.compare(contenders, _sample(options, calls), options.repeats, IDENTITY)
-                    ready_to_time = options.device == "cuda" and calls == 1 and all(r.seconds for r in results)
-                    with turn():
-                        host = [host_seconds(run) for run in runs] if ready_to_time else None
-                    code |= _report(options, emit, name, f"{kind}, {way}", calls, results, host)
+                    code |= _report(options, emit, name, f"{kind}, {mode}", calls, results, asked)
     return int(code)
 
 
@@ -195,23 +187,6 @@ def _calls(options: HiMapperOptions, kind: str) -> tuple[int, ...]:
     return (1, IN_A_ROW) if kind == "inference" else (1,)
 
 
-def host_seconds(run: Callable[[], object], rounds: int = 11) -> float:
-    """Median seconds until a call returns that found the device idle: checks, bookkeeping and launches."""
-    import statistics
-    import time
-
-    import torch
-
-    seconds = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    torch.cuda.synchronize()
-    return statistics.median(seconds)
-
-
 def _report(
     options: HiMapperOptions,
     emit: Emit,
@@ -219,7 +194,7 @@ def _report(
     what: str,
     calls: int,
     results: Sequence[Result],
-    host: Sequence[float] | None = None,
+    asked: Mapping[str, Launches],
 ) -> int:
     from benchmarks import harness
 
@@ -230,19 +205,21 @@ def _report(
     if ratio is None:
         bad = wrapped if not wrapped.seconds else plain
         failed = f"{bad.name} {bad.status}: {bad.note}"
-        emit(line | {"failed": bad.note}, [markdown_row([name, what, str(calls or ""), failed, "", "", "", ""])])
+        emit(line | {"failed": bad.note}, [markdown_row([name, what, str(calls or ""), failed, *[""] * 6])])
         return 1
-    limit = TIME_LIMIT if what == "inference, compiled" and options.device == "cuda" else None
+    is_limited = what in ("inference, compiled", "inference, graphs")
+    limit = TIME_LIMIT if is_limited and options.device == "cuda" else None
     met = limit is None or ratio.value <= limit
     verdict = "" if limit is None else " met" if met else " MISSED"
     cells = [name, what, str(calls or ""), f"{1e3 * plain.median:.3f}", f"{1e3 * wrapped.median:.3f}"]
     cells += [f"{ratio.value:.3f}{verdict}", f"{ratio.low:.3f} to {ratio.high:.3f}"]
-    cells += [", ".join(f"{1e6 * seconds:.0f}" for seconds in host or ())]
+    columns = zip(*(asked[result.name].cells() for result in results), strict=True)
+    cells += ["; ".join(filter(None, both)) for both in columns]
     emit(
         line
         | {"plain_seconds": plain.seconds, "wrapped_seconds": wrapped.seconds, "ratio": ratio.value}
         | {"low": ratio.low, "high": ratio.high, "limit": limit, "met": met, "error": wrapped.error}
-        | {"host_seconds": None if host is None else list(host)},
+        | {"launches": {result.name: asked[result.name].as_dict() for result in results}},
         [markdown_row(cells)],
     )
     return 0 if met else 1
@@ -274,14 +251,17 @@ def _create(name: str, options: HiMapperOptions, device: str) -> tuple[torch.nn.
     return models
 
 
-def _compiled(model: torch.nn.Module, options: HiMapperOptions) -> Any:
+def in_mode(model: torch.nn.Module, mode: Mode, options: HiMapperOptions) -> Any:
+    """The model as ``mode`` runs it, with or without guards."""
     import torch
     import torch._inductor
 
-    if options.guards:
-        return torch.compile(model, mode=None if options.mode == "default" else options.mode)
+    from benchmarks import launches
+
+    if options.guards or mode == "eager":
+        return launches.in_mode(model, mode)
     # A mode and options cannot be given together.
-    settings = {} if options.mode == "default" else torch._inductor.list_mode_options(options.mode)
+    settings = torch._inductor.list_mode_options("reduce-overhead") if mode == "graphs" else {}
     return torch.compile(model, options={**settings, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe})
 
 
@@ -330,15 +310,27 @@ def _training(model: Any, x: torch.Tensor, options: HiMapperOptions) -> Callable
     return call
 
 
-def _contender(name: str, call: Callable[[], object], check: tuple[Any, Any, Any] | None) -> Any:
-    from benchmarks import harness
+def _contender(
+    name: str,
+    call: Callable[[], object],
+    model: torch.nn.Module,
+    mode: Mode,
+    check: tuple[Any, Any] | None,
+    asked: dict[str, Launches],
+    options: HiMapperOptions,
+) -> Any:
+    from benchmarks import harness, launches
 
     def build() -> harness.Built:
+        if name not in asked:
+            peak = launches.peak_bytes(call, model, mode) if options.device == "cuda" else None
+            call()  # compiles
+            asked[name] = launches.measure(call, options.device, peak)
         error = None
-        if check is not None:
-            model, x, expected = check
-            error = harness.relative_error(_logits(model, x), expected)
-        call()  # compiles
+        if check is not None and check[1] is not None:
+            is_training = model.training
+            error = harness.relative_error(_logits(model, check[0]), check[1])
+            model.train(is_training)
         return harness.Built(call, error)
 
     return harness.Contender(name, build)

@@ -140,7 +140,7 @@ def _loop(grid: Grid, device: str) -> tuple[Callable[[], object], int]:
     import torch
 
     from hyptree.lab import definition
-    from hyptree.lab.frequencies import frequencies
+    from hyptree.lab.theory import frequencies
 
     models = [model for model in grid.models() if model.seed == grid.seed and model.gamma == grid.gamma[0]]
     some = [next(model for model in models if model.m == m) for m in grid.m]

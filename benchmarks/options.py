@@ -54,7 +54,7 @@ class BenchOptions:
     def flags(self, without: Collection[str] = ()) -> list[str]:
         """The flags that ask for this again, but for some fields: what is measured first, then how."""
         words: list[str] = []
-        shared = {field.name for field in fields(ClockOptions)}
+        shared = {field.name for kind in (ClockOptions, ModeOptions) for field in fields(kind)}
         for field in sorted(fields(self), key=lambda field: field.name in shared):
             value, flag = getattr(self, field.name), field.name.replace("_", "-")
             if value == field.default or field.name in without or (self.quick and field.name in self.QUICK):
@@ -77,6 +77,24 @@ class ClockOptions(BenchOptions):
         super().__post_init__()
         if self.clock == "cpu" and self.device == "cuda":
             raise UserError("clock cpu does not see what the GPU does; use --clock wall with --device cuda")
+
+
+Mode = Literal["eager", "compiled", "graphs"]
+
+
+@dataclass
+class ModeOptions(BenchOptions):
+    """Also in which modes; a mode is always that of both sides."""
+
+    modes: tuple[Mode, ...] = ()
+    """How models run: as they are, compiled, or compiled and replayed as CUDA graphs; all that the device has by
+    default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.device == "cpu" and "graphs" in self.modes:
+            raise UserError("mode graphs needs CUDA; use --modes eager compiled with --device cpu")
+        self.modes = self.modes or (get_args(Mode) if self.device == "cuda" else get_args(Mode)[:2])
 
 
 @dataclass

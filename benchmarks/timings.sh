@@ -17,7 +17,7 @@ small() { timed small helm --sections step --presets helm-d-115m-aligned --vocab
 small_head() { timed small_head helm --sections step --presets helm-d-115m-aligned --vocab 128256 --modes graphs; }
 experts() { timed experts helm --sections step --presets helm-mice-120m-aligned --modes graphs; }
 decode() { timed decode helm --sections decode --presets helm-mice-120m-aligned --modes graphs; }
-himapper() { timed "$1" himapper --models "$2" --mode reduce-overhead --no-eager --passes inference --tables speed; }
+himapper() { timed "$1" himapper --models "$2" --modes graphs --passes inference --tables speed; }
 deit() { himapper deit deit_small_patch16_224; }
 resnet() { himapper resnet resnet50; }
 adapters() { timed adapters vlm; }

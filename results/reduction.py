@@ -168,7 +168,7 @@ def _read(path: Path, about: dict[str, Any]) -> Measured:
     except FileNotFoundError:
         return Measured(about)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} does not hold accuracies of reduced tokens; --fresh replaces it") from error
+        raise UserError(f"{path} does not hold accuracies of reduced tokens; --overwrite replaces it") from error
     return measured if measured.about == about else Measured(about)
 
 

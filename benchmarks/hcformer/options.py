@@ -6,26 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from benchmarks.options import ClockOptions
+from benchmarks.options import ClockOptions, ModeOptions
 from hyptree.errors import UserError
 
 RIVALS = ("swin_tiny_patch4_window7_224", "convnext_tiny", "resnet50")
 TABLES = ("growth", "throughput", "work")
-WAYS = {
-    "cpu": ("eager", "compiled"),
-    "cuda": (
-        "kernels", "graphs", "eager", "compiled", "reduce-overhead", "kernels+mlp", "graphs+mlp", "compiled+mlp",
-        "autotuned",
-    ),
-}  # fmt: skip
-RIVAL_WAYS = {"kernels": "eager", "kernels+mlp": "eager", "graphs+mlp": "graphs", "compiled+mlp": "compiled"}
-"""How a rival runs beside ours: in the same mode. Ways that are not here are the same for both."""
 
 
 @dataclass
-class HCFormerOptions(ClockOptions):
+class HCFormerOptions(ModeOptions, ClockOptions):
     QUICK: ClassVar[Mapping[str, Any]] = {
-        "models": ("hcformer_pico", "resnet10t"), "ways": ("eager",), "size": 64, "batch": 2, "repeats": 2,
+        "models": ("hcformer_pico", "resnet10t"), "modes": ("eager",), "size": 64, "batch": 2, "repeats": 2,
         "growth_model": "hcformer_pico", "sizes": (64, 128), "patches": 1024, "clock": "wall",
     }  # fmt: skip
 
@@ -33,10 +24,8 @@ class HCFormerOptions(ClockOptions):
     """What to measure: growth, throughput; work counts kernels and bytes of a GPU without one."""
     models: tuple[str, ...] = ("hcformer_nano", "hcformer_medium", *RIVALS)
     """timm names for the throughput table; those of ours for the table of work."""
-    ways: tuple[str, ...] = ("auto",)
-    """How models run: eager, compiled; on cuda also graphs (recorded as they are) and reduce-overhead (compiled and
-    recorded). Ours are plain torch in eager, kernels is eager with kernels, +mlp computes MLPs again. Rivals run in
-    the same modes."""
+    recompute_mlp: bool = False
+    """Let ours compute their MLPs again in the backward pass, for less memory."""
     optimizer: bool = False
     """Let a training step end with fused AdamW."""
     published: bool = True
@@ -58,11 +47,8 @@ class HCFormerOptions(ClockOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if "auto" in self.ways:
-            self.ways = WAYS[self.device]
-        for name, chosen, known in (("tables", self.tables, TABLES), ("ways", self.ways, WAYS[self.device])):
-            if unknown := set(chosen) - set(known):
-                raise UserError(f"{name} on {self.device} are {', '.join(known)}, got {', '.join(sorted(unknown))}")
+        if unknown := set(self.tables) - set(TABLES):
+            raise UserError(f"tables are {', '.join(TABLES)}, got {', '.join(sorted(unknown))}")
         if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes) < 4:
             raise UserError(f"sizes must grow and be 4 or more, got {self.sizes}")
         if self.batch < 0 or self.size < 4 or self.time_limit < 0:

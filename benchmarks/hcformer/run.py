@@ -2,7 +2,7 @@
 
 Three tables. Growth: time and memory per patch from the smallest to the largest picture with windows of fixed size
 (``scaling="fold"``) and about the same number of patches per batch. Throughput: pictures per second of HCFormer in
-every way it runs, of its authors' order of operations, of timm's models and of the floor, inference and training. Work:
+every mode, of its authors' order of operations, of timm's models and of the floor, inference and training. Work:
 what a GPU would have to do, counted without one. This module imports torch only when it runs.
 """
 

@@ -1,6 +1,6 @@
 """The throughput tables of ``hyptree bench hcformer``: contenders, what each must equal, and the targets.
 
-Ours in every way they run, the authors' order of operations, timm's rivals and the floor, timed in the same rounds. The
+Ours in every mode, the authors' order of operations, timm's rivals and the floor, timed in the same rounds. The
 factors of residual branches are set to one first: with 1e-5, as fresh models have it, every answer would be right.
 """
 
@@ -16,8 +16,8 @@ import torch
 from timm.layers import LayerScale
 from torch import Tensor, nn
 
-from benchmarks import harness
-from benchmarks.hcformer.options import RIVAL_WAYS, HCFormerOptions
+from benchmarks import harness, launches
+from benchmarks.hcformer.options import HCFormerOptions
 from benchmarks.hcformer.published import PublishedHCFormer
 from benchmarks.hcformer.work import floor
 from benchmarks.session import Emit
@@ -27,7 +27,6 @@ from hyptree.models.hcformer.model import HCFormer
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Largest relative distance of logits, and of the stem's gradient, from plain torch in float32."""
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -53,48 +52,53 @@ TARGETS = (
     Target("cuda", "training", "hcformer_nano", None, 5_000),
 )
 TARGET_BATCH = {"cpu": 32, "cuda": 128}
-ORDER = ("kernels", "graphs", "published", "eager", "compiled", "graphs+mlp", "kernels+mlp", "compiled+mlp")
-"""Ways in the order of their worth, after the eager rivals: where time is short, the others are left out."""
+ORDER = ("eager", "graphs", "compiled", "published")
+"""Modes in the order of their worth: where time is short, the others are left out."""
 
 
 @dataclass
 class Runner:
-    """One model in one way: how to call it, and what was seen while it was made ready."""
+    """One model in one mode: how to call it, and what it must answer."""
 
     name: str
-    way: str
+    mode: str
+    """Of ``ModeOptions``, or which published order of operations, eager."""
     model: nn.Module
     reference: dict[str, Tensor] | None
-    gib: float | None = None
 
     @property
     def label(self) -> str:
-        return f"{self.name}, {self.way}"
+        return f"{self.name}, {self.mode}"
+
+
+Asked = dict[tuple[str, str], launches.Launches]
+"""What a runner asks of the host and the memory of a GPU, by its label and pass."""
 
 
 def run(options: HCFormerOptions, emit: Emit) -> int:
     """Print a table for inference and one for training, then the targets; gives 1 if one is missed or ours is wrong."""
     begin = time.monotonic()
+    torch.compiler.reset()
     x = torch.randn(options.batch, 3, options.size, options.size, device=options.device)
     runners = list(_runners(options, x))
     by_worth = sorted(runners, key=_worth)
     by_kind: dict[str, dict[str, harness.Result]] = {}
-    memory: dict[tuple[str, str], float | None] = {}
+    asked: Asked = {}
     for kind, until in (("inference", 0.4), ("training", 1.0)):
         end = begin + until * options.time_limit if options.time_limit else None
-        contenders = [harness.Contender(r.label, _builder(r, kind, x, options, end, emit, memory)) for r in by_worth]
+        contenders = [harness.Contender(r.label, _builder(r, kind, x, options, end, emit, asked)) for r in by_worth]
         results = harness.compare(contenders, clock(options), options.repeats, TOLERANCE[options.dtype], end)
         by_kind[kind] = {result.name: result for result in results}
-        _print(kind, runners, results, memory, options, emit)
+        _print(kind, runners, results, asked, options, emit)
     failed = [r for of_kind in by_kind.values() for r in of_kind.values() if r.status in ("failed", "wrong")]
     code = int(any(r.name.startswith("hcformer") for r in failed))
-    return code | _judge(by_kind, memory, options, emit)
+    return code | _judge(by_kind, asked, options, emit)
 
 
-def _worth(runner: Runner) -> int:
-    if not runner.name.startswith("hcformer") and runner.way in ("eager", "graphs"):
-        return -1
-    return ORDER.index(runner.way) if runner.way in ORDER else len(ORDER)
+def _worth(runner: Runner) -> tuple[int, bool]:
+    """Both sides of a mode after each other, so that there is something to compare."""
+    place = ORDER.index(runner.mode) if runner.mode in ORDER else len(ORDER)
+    return place, runner.name.startswith("hcformer")
 
 
 # ---------------------------------------------------------------------------------------------------------- contenders
@@ -124,8 +128,8 @@ def _runners(options: HCFormerOptions, x: Tensor) -> Iterator[Runner]:
     for name in options.models:
         first = create(name, options)
         if not isinstance(first, HCFormer):
-            for way in dict.fromkeys(RIVAL_WAYS.get(way, way) for way in options.ways):
-                yield Runner(name, way, create(name, options), None)
+            for mode in options.modes:
+                yield Runner(name, mode, create(name, options), None)
             continue
         if options.published and isinstance(first.stages[0].downsample, Stem):  # of the paper's sizes
             plain = create(name, options, mixer_norm=False)
@@ -133,13 +137,11 @@ def _runners(options: HCFormerOptions, x: Tensor) -> Iterator[Runner]:
             yield Runner(name, "published", PublishedHCFormer(plain, pads=False), _reference(plain, x))
             yield Runner(name, "published with its padding", PublishedHCFormer(plain), None)
         reference = _reference(first, x)
-        for way in options.ways:
+        for mode in options.modes:
             model = create(name, options)
             assert isinstance(model, HCFormer)
-            if way == "eager":
-                _plain_torch(model)
-            model.set_grad_checkpointing("mlp" if way.endswith("+mlp") else False)
-            yield Runner(name, way, model, reference)
+            model.set_grad_checkpointing("mlp" if options.recompute_mlp else False)
+            yield Runner(name, mode, model, reference)
 
 
 def _plain_torch(model: nn.Module) -> None:
@@ -170,9 +172,8 @@ def _answers(model: nn.Module, x: Tensor, autocast: torch.autocast, kinds: tuple
     return answers
 
 
-def _autocast(options: HCFormerOptions, cache: bool = True) -> torch.autocast:
-    enabled = options.dtype == "bfloat16"
-    return torch.autocast(options.device, dtype=torch.bfloat16, enabled=enabled, cache_enabled=cache)
+def _autocast(options: HCFormerOptions) -> torch.autocast:
+    return torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.dtype == "bfloat16")
 
 
 def _builder(
@@ -182,44 +183,38 @@ def _builder(
     options: HCFormerOptions,
     end: float | None,
     emit: Emit,
-    memory: dict[tuple[str, str], float | None],
+    asked: Asked,
 ) -> Callable[[], harness.Built]:
     def build() -> harness.Built:
         begin = time.monotonic()
         rounds = (0.15 if options.device == "cpu" else 0.03) * options.time_limit  # what timing takes when all is ready
         if end is not None and begin > end - rounds:
             raise harness.Skipped("skipped", "no time left")
-        module: Any = runner.model
-        if runner.way.startswith("compiled"):
-            torch.compiler.reset()
-            module = torch.compile(runner.model)
-        elif runner.way == "autotuned":
-            torch.compiler.reset()
-            module = torch.compile(runner.model, mode="max-autotune-no-cudagraphs")
-        elif runner.way == "reduce-overhead":
-            torch.compiler.reset()
-            module = torch.compile(runner.model, mode="reduce-overhead")
+        mode: Any = runner.mode if runner.mode in options.modes else "eager"
+        module = launches.in_mode(runner.model, mode)
+        call = inference(module, x, options) if kind == "inference" else step(module, x, options)
+        call, peak = launches.marked(call, mode), None
+        if options.device == "cuda":
+            peak = launches.peak_bytes(call, runner.model, mode)
+        elif kind == "training" and mode == "eager":
+            peak = saved_bytes(runner.model, x, options)
         error = None
         if runner.reference is not None:  # before it is timed, and on few pictures where that is slow
             seen = _answers(module if options.device == "cuda" else runner.model, x, _autocast(options), (kind,))
             error = distance(seen[kind], runner.reference[kind])
-        call = inference(module, x, options) if kind == "inference" else step(module, x, options)
-        gib: float | None = None
-        if runner.way.startswith("graphs"):
-            call, gib = _captured(runner.model, kind, x, options)
-        elif runner.way == "reduce-overhead":
-            call = _marked(call)
-        elif options.device == "cuda":
-            call()
-            gib = _peak(call, runner.model)[1]
-        if options.device == "cpu" and kind == "training" and not runner.way.startswith("compiled"):
-            gib = saved_bytes(runner.model, x, options) / GIB
-        memory[runner.label, kind] = gib
+        asked[runner.label, kind] = launches.measure(call, options.device, peak)
         result = call()
         if not (isinstance(result, Tensor) and bool(torch.isfinite(result).all())):
             error = float("nan")
         took = time.monotonic() - begin
-        line = {"kind": "ready", "model": runner.name, "way": runner.way, "pass": kind, "seconds": took, "error": error}
+        line = {
+            "kind": "ready",
+            "model": runner.name,
+            "mode": runner.mode,
+            "pass": kind,
+            "seconds": took,
+            "error": error,
+        }
         emit(line, [f"  ready: {runner.label}, {kind}, after {took:.0f} s"])
         return harness.Built(call, error)
 
@@ -245,7 +240,7 @@ def inference(model: nn.Module, x: Tensor, options: HCFormerOptions) -> Callable
 
 def step(model: nn.Module, x: Tensor, options: HCFormerOptions) -> Callable[[], object]:
     """Forward and backward, and AdamW where asked for; gradients are dropped, as by ``set_to_none``."""
-    optimizer = _adamw(model, options)
+    optimizer = launches.adamw(model) if options.optimizer else None
 
     def call() -> object:
         model.train()
@@ -259,76 +254,6 @@ def step(model: nn.Module, x: Tensor, options: HCFormerOptions) -> Callable[[], 
         return loss.detach()
 
     return call
-
-
-def _adamw(model: nn.Module, options: HCFormerOptions) -> torch.optim.AdamW | None:
-    if not options.optimizer:
-        return None
-    return torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True, capturable=options.device == "cuda")
-
-
-def _marked(call: Callable[[], object]) -> Callable[[], object]:
-    """The same, told to the compiler's graphs as a new step, so that they may overwrite the last one's results."""
-
-    def marked() -> object:
-        torch.compiler.cudagraph_mark_step_begin()
-        return call()
-
-    return marked
-
-
-def _captured(model: nn.Module, kind: str, x: Tensor, options: HCFormerOptions) -> tuple[Callable[[], object], float]:
-    """The same as a CUDA graph, and the memory that it holds."""
-    parameters = list(model.parameters())
-    optimizer = _adamw(model, options)
-
-    def once() -> Tensor:
-        model.train(kind == "training")
-        with torch.set_grad_enabled(kind == "training"), _autocast(options, cache=False):
-            out = model(x)
-            if kind == "inference":
-                return out
-            loss = out.float().square().mean()
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-        kept_alive.append(grads)
-        if optimizer is not None:
-            for parameter, gradient in zip(parameters, grads, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
-        return loss.detach()
-
-    kept_alive: list[Any] = []
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            once()
-            kept_alive.clear()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-
-    def capture() -> Tensor:
-        with torch.cuda.graph(graph):
-            return once()
-
-    out, gib = _peak(capture, model)
-
-    def call() -> object:
-        graph.replay()
-        return out
-
-    return call, gib
-
-
-def _peak(call: Callable[[], Any], model: nn.Module) -> tuple[Any, float]:
-    """What ``call`` gives, and the largest memory it had on the GPU, in GiB with the model's own."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    out = call()
-    torch.cuda.synchronize()
-    own = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
-    return out, (torch.cuda.max_memory_allocated() - before + own) / GIB
 
 
 def saved_bytes(model: nn.Module, x: Tensor, options: HCFormerOptions) -> int:
@@ -364,14 +289,15 @@ def _print(
     kind: str,
     runners: list[Runner],
     results: list[harness.Result],
-    memory: dict[tuple[str, str], float | None],
+    asked: Asked,
     options: HCFormerOptions,
     emit: Emit,
 ) -> None:
-    held = "peak GiB" if options.device == "cuda" else "GiB kept"
+    held = "weights and the most that a step allocates" if options.device == "cuda" else "what a step keeps"
     with_adamw = " with AdamW" if options.optimizer and kind == "training" else ""
     title = f"{kind}{with_adamw}: pictures per second, {options.size} px, batch {options.batch}, {options.dtype}"
-    columns = ["model", "way", "M parameters", "images/s", "ms", held, "error"]
+    title += f"; MiB: {held}"
+    columns = ["model", "mode", "M parameters", "images/s", "ms", *launches.HEAD, "error"]
     emit(
         {"kind": "table", "name": f"throughput, {kind}"},
         ["", title, "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)],
@@ -384,16 +310,16 @@ def _print(
     for runner in runners:
         result = by_label[runner.label]
         count = sum(p.numel() for p in runner.model.parameters())
-        gib = memory.get((runner.label, kind))
+        counted = asked.get((runner.label, kind), launches.Launches())
         speed = options.batch / result.median if result.seconds else None
-        line = {"kind": "throughput", "pass": kind, "model": runner.name, "way": runner.way, "parameters": count}
+        line = {"kind": "throughput", "pass": kind, "model": runner.name, "mode": runner.mode, "parameters": count}
         line |= {"batch": options.batch, "size": options.size, "images_per_second": speed, "seconds": result.seconds}
-        line |= {"gib": gib, "error": result.error, "status": result.status, "note": result.note}
-        cells = [f"{result.status}: {result.note}", "", "", ""]
+        line |= {"launches": counted.as_dict(), "error": result.error, "status": result.status, "note": result.note}
+        cells = [f"{result.status}: {result.note}", "", "", "", "", ""]
         if speed is not None:
             error = "" if result.error is None else f"{result.error:.0e}"
-            cells = [f"{speed:,.1f}", f"{result.median * 1e3:.1f}", "" if gib is None else f"{gib:.2f}", error]
-        emit(line, ["| " + " | ".join([runner.name, runner.way, f"{count / 1e6:.2f}", *cells]) + " |"])
+            cells = [f"{speed:,.1f}", f"{result.median * 1e3:.1f}", *counted.cells(), error]
+        emit(line, ["| " + " | ".join([runner.name, runner.mode, f"{count / 1e6:.2f}", *cells]) + " |"])
         if runner.name.startswith("hcformer") and runner.name not in shown:
             shown.add(runner.name)
             element = 2 if options.dtype == "bfloat16" else 4
@@ -405,19 +331,23 @@ def _print(
                 [
                     f"| {runner.name} | floor: {moved / 1e9:.2f} GB at {floors.bandwidth(int(moved)) / 1e9:.0f} GB/s, "
                     f"{flops / 1e9:.0f} GFLOP at {floors.peak() / 1e12:.2f} TFLOP/s | | {options.batch / seconds:,.1f} "
-                    f"| {seconds * 1e3:.1f} | | |"
+                    f"| {seconds * 1e3:.1f} | | | | |"
                 ],
             )
 
 
 def _judge(
     by_kind: dict[str, dict[str, harness.Result]],
-    memory: dict[tuple[str, str], float | None],
+    asked: Asked,
     options: HCFormerOptions,
     emit: Emit,
 ) -> int:
-    """One line per target of this device, for the fastest of our ways that keeps to it; eager ones alone on a CPU."""
+    """One line per target of this device, for our fastest mode that keeps to it; eager alone on a CPU."""
     code = 0
+
+    def gib_of(label: str, kind: str) -> float:
+        return (asked[label, kind].peak_bytes or 0) / 2**30
+
     for target in TARGETS:
         results = by_kind[target.kind]
         ours = {
@@ -430,17 +360,16 @@ def _judge(
         if options.device == "cpu":
             ours = {label: result for label, result in ours.items() if label.endswith("eager")}
         if target.most_gib is not None:
-            light = {label: r for label, r in ours.items() if (memory[label, target.kind] or 0) < target.most_gib}
+            light = {label: r for label, r in ours.items() if gib_of(label, target.kind) < target.most_gib}
             ours = light or ours
         if not ours or options.batch != TARGET_BATCH[options.device]:
             continue
         best = min(ours, key=lambda label: ours[label].median)
-        gib = memory[best, target.kind]
+        gib = gib_of(best, target.kind)
         if target.rival is None:
             value, spread, wanted = options.batch / ours[best].median, "", f"{target.least:,.0f} images/s"
         else:
-            way = best.rpartition(", ")[2]
-            name = target.rival if ", " in target.rival else f"{target.rival}, {RIVAL_WAYS.get(way, way)}"
+            name = target.rival if ", " in target.rival else f"{target.rival}, {best.rpartition(', ')[2]}"
             rival = results.get(name)
             times = None if rival is None else harness.ratio(rival, ours[best])
             if times is None:
@@ -449,7 +378,7 @@ def _judge(
             spread = f" (quartiles {times.low:.2f} to {times.high:.2f})"
         met = value >= target.least
         words = f"{best}, {target.kind}: {value:,.2f}{spread}, wanted {wanted}"
-        if target.most_gib is not None and gib is not None:
+        if target.most_gib is not None:
             met = met and gib < target.most_gib
             words += f" below {target.most_gib:g} GiB, has {gib:.2f}"
         line = {"kind": "target", "pass": target.kind, "ours": best, "rival": target.rival, "value": value}

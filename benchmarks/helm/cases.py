@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from benchmarks import launches
+from benchmarks.options import Mode
 from hyptree.lm.config import HelmConfig
 
-Mode = str
 _CACHE_HEADROOM = 64
 """Tokens that are decoded before the cache is set back."""
 
@@ -58,13 +58,6 @@ def make_twin(config: HelmConfig, setting: Setting, experts: Any) -> Any:
     return twin.to(setting.device, setting.parameter_dtype)
 
 
-def compiled(model: nn.Module, mode: Mode) -> Any:
-    """The model as ``mode`` runs it: "eager", "compiled", or "graphs" (compiled, replayed as a CUDA graph)."""
-    if mode == "eager":
-        return model
-    return torch.compile(model, dynamic=False, mode="reduce-overhead" if mode == "graphs" else None)
-
-
 def tokens(config: HelmConfig, batch: int, length: int, device: str) -> Tensor:
     """(batch, length) random tokens, always the same."""
     return torch.randint(config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0)).to(device)
@@ -74,16 +67,14 @@ class TrainingStep:
     """Loss and gradients of one batch, and a step of fused AdamW where asked for; the gradients are dropped."""
 
     graph_breaks = 0
-    recorded_bytes: int | None = None
+    peak_bytes: int | None = None
 
     def __init__(self, model: Any, ids: Tensor, setting: Setting, mode: Mode, optimizer: bool = False):
         self.model, self.ids, self.setting, self.mode = model.train(), ids, setting, mode
-        self.module = compiled(model, mode)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True) if optimizer else None
+        self.module = launches.in_mode(model, mode)
+        self.optimizer = launches.adamw(model) if optimizer else None
 
     def __call__(self) -> Tensor:
-        if self.mode == "graphs":
-            torch.compiler.cudagraph_mark_step_begin()
         loss = self._backward(self.module)
         if self.optimizer is not None:
             self.optimizer.step()
@@ -91,6 +82,8 @@ class TrainingStep:
         return loss
 
     def _backward(self, module: Any) -> Tensor:
+        if self.mode == "graphs":
+            torch.compiler.cudagraph_mark_step_begin()
         with self.setting.autocast():
             loss: Tensor = module(input_ids=self.ids, labels=self.ids).loss
         loss.backward()
@@ -110,40 +103,15 @@ class TrainingStep:
         self.model.zero_grad(set_to_none=True)
         return torch.stack([loss, torch.stack(norms).norm()])
 
-    def record(self) -> None:
-        """After a first step, which compiles and warms up: let CUDA graphs record, and see what that allocates.
+    def see_peak(self) -> None:
+        """See the most memory during a step, before anything else is called, as graphs allocate in their first calls.
 
-        The second step records, forward and backward, and its memory comes from the allocator as that of a step without
-        graphs does. Later ones run in that memory and allocate nothing. What graphs hold in all cannot be told apart:
-        models of one process share a pool.
+        Without a GPU weights and what is kept for the backward pass; nothing for what is compiled there.
         """
-        if self.mode == "graphs":
-            self.recorded_bytes = self._allocated(2)
-
-    def peak_bytes(self) -> int | None:
-        """Most memory during a step: weights, activations, gradients. Without a GPU, what is kept for the backward.
-
-        Of CUDA graphs, during the step that recorded them (:meth:`record`). None for what is compiled without a GPU.
-        """
-        if self.mode == "graphs":
-            return self.recorded_bytes
-        if self.setting.device == "cpu":
-            return None if self.mode != "eager" else self._own() + self._kept()
-        return self._allocated(1)
-
-    def _own(self) -> int:
-        return sum(t.untyped_storage().nbytes() for t in (*self.model.parameters(), *self.model.buffers()))
-
-    def _allocated(self, steps: int) -> int:
-        """Weights, and the most that the steps allocate beside what was there before, the other models included."""
-        gc.collect()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        for _ in range(steps):
-            self()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before + self._own()
+        if self.setting.device == "cuda":
+            self.peak_bytes = launches.peak_bytes(self, self.model, self.mode)
+        elif self.mode == "eager":
+            self.peak_bytes = launches.own_bytes(self.model) + self._kept()
 
     def _kept(self) -> int:
         known = {t.untyped_storage().data_ptr() for t in (*self.model.parameters(), *self.model.buffers(), self.ids)}
@@ -173,7 +141,7 @@ class DecodingStep:
         self.context = self.prompt.shape[1]
         self.cache: Any = StaticCache(config=model.config, max_cache_len=self.context + _CACHE_HEADROOM)
         self.position = torch.full_like(self.last, self.context)
-        self.module = compiled(model, mode)
+        self.module = launches.in_mode(model, mode)
         self.used = 0
         self._call(self.model, self.prompt, None)
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from benchmarks.options import BenchOptions
+from benchmarks.options import ModeOptions
 from hyptree.errors import UserError
 
 
 @dataclass
-class HelmOptions(BenchOptions):
+class HelmOptions(ModeOptions):
     QUICK: ClassVar[Mapping[str, Any]] = {
         "presets": ("helm-d-pico", "helm-mice-pico"), "vocab": (64,), "batch": 1, "length": 8, "decode_batch": 2,
         "context": 16, "dtype": "float32", "modes": ("eager",), "repeats": 2,
@@ -33,8 +33,6 @@ class HelmOptions(BenchOptions):
     """Tokens in the cache when decoding; 0 for 8192 on cuda and 256 on cpu."""
     dtype: Literal["bf16", "autocast", "float32"] = "bf16"
     """bf16 holds weights in bfloat16 too, autocast in float32."""
-    modes: tuple[Literal["eager", "compiled", "graphs"], ...] = ("eager", "compiled")
-    """How models run; graphs: compiled and replayed as CUDA graphs."""
     twin_experts: Literal["auto", "grouped_mm", "hyptree"] = "auto"
     """Who runs the twin's experts: transformers (grouped_mm, compiles in bf16 only) or ours; auto takes what runs."""
     optimizer: bool = False
@@ -56,8 +54,6 @@ class HelmOptions(BenchOptions):
             raise UserError("length must be 2 or more, so that a token has a next one, and vocab 0 or more")
         if (self.clock == "cpu") == (self.device == "cuda") and self.clock != "wall":
             raise UserError(f"clock {self.clock} does not belong to device {self.device}; use --clock wall")
-        if self.device == "cpu" and "graphs" in self.modes:
-            raise UserError("mode graphs needs CUDA; use --modes eager compiled with --device cpu")
         on_gpu = self.device == "cuda"
         self.length = self.length or (2048 if on_gpu else 128)
         self.context = self.context or (8192 if on_gpu else 256)

@@ -20,6 +20,7 @@ from hyptree.tables import markdown_row
 if TYPE_CHECKING:
     from benchmarks.harness import Built, Result, Sample
     from benchmarks.helm.cases import DecodingStep, Setting, TrainingStep
+    from benchmarks.options import Mode
     from hyptree.lm.config import HelmConfig
 
 MEMORY_TARGET = 1.15
@@ -67,7 +68,8 @@ def _steps(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], emit
     step = "forward, backward and AdamW" if options.optimizer else "forward and backward"
     title = f"{step}, {options.batch} x {options.length} tokens; ratios are ours / twin; "
     title += f"MiB {_memory(options)}"
-    columns = "preset|vocabulary|M parameters|mode|ours ms|twin ms|ratio|expected ms|ours MiB|twin MiB|ratio|target"
+    columns = "preset|vocabulary|M parameters|mode|ours ms|twin ms|ratio|expected ms|kernels|host us"
+    columns += "|ours MiB|twin MiB|ratio|target"
     report.head(emit, "step", title, columns)
     setting, code, later = cases.Setting(options.device, options.dtype), 0, report.Later()
     for name, config in configs:
@@ -86,18 +88,15 @@ def _memory(options: HelmOptions) -> str:
     """What the column of memory is."""
     if options.device == "cpu":
         return "are weights and what is kept for the backward pass"
-    graphs = (
-        "; with graphs, of the one that records them, whose memory the others run in"
-        if "graphs" in options.modes
-        else ""
-    )
+    graphs = "; with graphs, of those that record them, whose memory the others run in"
+    graphs = graphs if "graphs" in options.modes else ""
     return f"are weights and the most that a step allocates{graphs}"
 
 
 Contenders = dict[str, "Callable[[], Any]"]
 
 
-def _training(models: dict[str, Any], ids: Any, setting: Setting, mode: str, optimizer: bool = False) -> Contenders:
+def _training(models: dict[str, Any], ids: Any, setting: Setting, mode: Mode, optimizer: bool = False) -> Contenders:
     from benchmarks.helm import cases
     from hyptree.lm.twins import attend_plainly
 
@@ -144,12 +143,14 @@ def _step(
     emit: Emit,
     later: Callable[..., None],
 ) -> int:
+    from benchmarks import launches
     from benchmarks.helm import tables as report
     from benchmarks.helm import work as helm_work
 
     results, steps = _compare(options, makers)
     ours, twin = results["ours"], results["twin"]
-    peaks = {who: step.peak_bytes() for who, step in steps.items()}
+    peaks = {who: step.peak_bytes for who, step in steps.items()}
+    asked = {who: launches.measure(step, options.device, peaks[who]) for who, step in steps.items()}
     work = helm_work.step_work(config, options.batch, options.length)
     expected = sum(item.seconds for item in work) if options.device == "cuda" else None
     time, memory = report.ratio(ours, twin), report.quotient(peaks.get("ours"), peaks.get("twin"))
@@ -161,13 +162,14 @@ def _step(
     line |= {"length": options.length, "dtype": options.dtype, "expected_seconds": expected, "parameters": count}
     line |= {"peak_bytes": peaks, "time_ratio": time, "memory_ratio": memory, "target": target}
     line |= {"memory_target": MEMORY_TARGET if target else None, "contenders": report.entries(results)}
+    line |= {"launches": {who: counted.as_dict() for who, counted in asked.items()}}
     line |= {"work_seconds": {item.name: item.seconds for item in work}, "graph_breaks": breaks}
     met = report.within(time, target) and (memory is None or report.within(memory, MEMORY_TARGET))
     line |= {"target_met": None if target is None else met}
     way = f"{mode} ({', '.join(map(str, breaks.values()))} graph breaks)" if any(breaks.values()) else mode
     cells = [name, config.vocab_size, f"{count.get('ours', count.get('twin', 0)) / 1e6:.1f}", way]
     cells += [report.time_cell(ours), report.time_cell(twin), report.number(time)]
-    cells += [report.number(expected and expected * 1e3)]
+    cells += [report.number(expected and expected * 1e3), *report.asked_cells(asked)]
     cells += [report.number(b and b / 2**20, 0) for b in (peaks.get("ours"), peaks.get("twin"))]
     emit(line, [markdown_row([*cells, report.number(memory), ", ".join(verdicts)])])
     if options.profile and mode != "graphs":
@@ -178,13 +180,14 @@ def _step(
 
 
 def _decoding(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], emit: Emit) -> int:
+    from benchmarks import launches
     from benchmarks.helm import cases
     from benchmarks.helm import tables as report
     from benchmarks.helm import work as helm_work
     from hyptree.lm.ambient import constant_weights
 
     title = f"decoding, {options.decode_batch} sequences, {options.context} tokens in a static cache"
-    columns = "preset|mode|who|tokens/s|ms per step|expected ms|MiB cache|bytes per token|target"
+    columns = "preset|mode|who|tokens/s|ms per step|expected ms|kernels|host us|MiB cache|bytes per token|target"
     report.head(emit, "decode", title, columns)
     setting, code, later = cases.Setting(options.device, options.dtype), 0, report.Later()
     element = 2 if options.dtype == "bf16" else 4
@@ -198,6 +201,7 @@ def _decoding(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], e
                     if not isinstance(model, Exception):
                         stack.enter_context(constant_weights(model))
                 results, steps = _compare(options, _decoders(writers, ids, setting, mode))
+                asked = {who: launches.measure(step, options.device) for who, step in steps.items()}
             sizes = {who: step.cache_bytes() for who, step in steps.items()}
             verdicts, met = _decode_targets(results, sizes, options.device == "cuda" and mode != "eager")
             for who, result in results.items():
@@ -210,14 +214,10 @@ def _decoding(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], e
                 line |= {"batch": options.decode_batch, "context": options.context, "dtype": options.dtype}
                 line |= {"tokens_per_second": speed, "expected_seconds": expected, "cache_bytes": size}
                 line |= {"contenders": report.entries({who: result}), "target_met": met if who == "latent" else None}
-                cells = [
-                    name,
-                    mode,
-                    who,
-                    report.number(speed, 0),
-                    report.time_cell(result),
-                    report.number(expected and expected * 1e3),
-                ]
+                counted = asked.get(who, launches.Launches())
+                line |= {"launches": counted.as_dict()}
+                cells = [name, mode, who, report.number(speed, 0), report.time_cell(result)]
+                cells += [report.number(expected and expected * 1e3), *counted.cells()[:2]]
                 cells += [report.number(size and size / 2**20, 1), report.number(per_token, 0)]
                 emit(line, [markdown_row([*cells, verdicts if who == "latent" else ""])])
             if options.profile and mode != "graphs":
@@ -237,7 +237,7 @@ def _writers(models: dict[str, Any]) -> dict[str, Any]:
     return {**{cache: _with_cache(ours, cache) for cache in caches}, "twin": models["twin"]}
 
 
-def _decoders(writers: dict[str, Any], ids: Any, setting: Setting, mode: str) -> Contenders:
+def _decoders(writers: dict[str, Any], ids: Any, setting: Setting, mode: Mode) -> Contenders:
     from benchmarks.helm import cases
 
     def make(model: Any, cache: str) -> Callable[[], DecodingStep]:
@@ -292,10 +292,10 @@ def _compare(options: HelmOptions, makers: Contenders) -> tuple[dict[str, Result
         def build() -> Built:
             torch._dynamo.utils.counters.clear()
             step = make()
+            if isinstance(step, cases.TrainingStep):
+                step.see_peak()
             error = step.error()
             step.graph_breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
-            if isinstance(step, cases.TrainingStep):
-                step.record()
             steps[who] = step
             return harness.Built(step, error)
 

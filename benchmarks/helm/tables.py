@@ -10,6 +10,7 @@ from benchmarks.harness import Result
 from benchmarks.helm import cases
 from benchmarks.helm.options import HelmOptions
 from benchmarks.helm.work import Work
+from benchmarks.launches import Launches
 from benchmarks.session import Emit
 from benchmarks.turns import turn
 from hyptree.tables import markdown_head, markdown_row
@@ -67,6 +68,12 @@ def head(emit: Emit, name: str, title: str, columns: str) -> None:
 def number(value: float | None, digits: int = 2) -> str:
     """A cell."""
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def asked_cells(asked: dict[str, Launches]) -> list[str]:
+    """Kernels and host time of ours and of the twin."""
+    columns = zip(*(counted.cells()[:2] for counted in asked.values()), strict=True)
+    return [", ".join(filter(None, cells)) for cells in columns] or ["", ""]
 
 
 def time_cell(result: Result) -> str:

@@ -17,7 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.geometry import lorentz, poincare
-from hyptree.ops import gelu_grad, lorentz_mlr, map_norm, pairwise_lorentz, pairwise_poincare
+from hyptree.ops import (
+    fold_norm,
+    gelu_grad,
+    lorentz_mlr,
+    map_norm,
+    pairwise_lorentz,
+    pairwise_poincare,
+    project_levels,
+)
 from hyptree.ops.cluster_map import reference as plain_cluster
 from hyptree.ops.cluster_map.kernels import cluster_patch, cluster_window
 from hyptree.ops.pairwise_lorentz import reference as plain_pairs
@@ -227,6 +235,71 @@ def _norm_work(draw: Draw, shape: tuple[int, ...]) -> Work:
         lambda x: (map_norm.reference.map_norm(x, 1e-5, to(x)),),
         lambda x: (map_norm.map_norm(x, 1e-5, BF16, backend="triton"),),
         leaves=(0,),
+    )
+
+
+INNER = {"medium stage 1": 192, "medium stage 2": 192, "medium stage 3": 384, "medium stage 4": 384, "tiny": 8}
+"""Width of each level in front of the projection."""
+
+
+def projections(draw: Draw) -> Iterator[Job]:
+    """The end of a mixer: norm, projection and sum of both levels, as autocast has them."""
+    cuts, B = _cuts(draw)
+    for name, inner in INNER.items():
+        if name in cuts:
+            cut, n = cuts[name], 24 if draw.quick else MAPS[name][2]
+            shape, dtype = f"({B},{cut.height},{cut.width},{inner}->{n})", FP32 if draw.quick else BF16
+            yield Job(
+                "project_levels", name, shape, dtype, functools.partial(_levels_work, draw, cut, B, inner, n, dtype)
+            )
+
+
+def _levels_work(draw: Draw, cut: Cut, B: int, inner: int, n: int, dtype: torch.dtype) -> Work:
+    left = inner if cut.cells_y else 0
+    k, count = left + inner, cut.height * cut.width * (left + inner)
+    layout = (cut.windows, count, 1e-5)
+    mean = draw.normal(B, 1, scale=0.2)
+    inputs = (
+        draw.normal(B, cut.height, cut.width, inner, dtype=dtype),
+        draw.normal(B, cut.rows, cut.columns, left, dtype=dtype) if left else None,
+        torch.cat([mean, mean.square() + draw.uniform(B, 1, low=0.5, high=2.0)], 1) * count,
+        draw.normal(n, k, dtype=dtype, scale=k**-0.5), draw.normal(n, dtype=dtype), draw.normal(k, dtype=dtype),
+        draw.normal(k, dtype=dtype), draw.normal(n, dtype=dtype), draw.normal(B, cut.height, cut.width, n),
+    )  # fmt: skip
+
+    def definition(*inputs: Any) -> Outputs:
+        own, shared, sums, *weights, residual = inputs
+        arguments: Any = (own, shared, sums, None, *weights, *layout)
+        return (residual + project_levels.reference.project_levels(*arguments),)
+
+    def kernel(*inputs: Any) -> Outputs:
+        own, shared, sums, *rest = inputs
+        return (project_levels.run_kernels(own, shared, sums, None, *rest, *layout, rest[-1].dtype),)
+
+    flops = 2 * n * inner * B * (cut.height * cut.width + (cut.num_windows if left else 0))
+    return Work(inputs, definition, kernel, leaves=tuple(range(9)), flops=flops)
+
+
+def folds(draw: Draw) -> Iterator[Job]:
+    """The weights of a projection and of an MLP with what stands around them inside."""
+    sizes = {"projection": (320, 768), "first of an MLP": (1280, 320)}
+    for name, (n, k) in ({"tiny": (9, 20)} if draw.quick else sizes).items():
+        yield Job("fold_norm", name, f"({n},{k})", FP32, functools.partial(_fold_work, draw, n, k))
+
+
+def _fold_work(draw: Draw, n: int, k: int) -> Work:
+    inputs = (draw.normal(n, k), draw.normal(n), draw.normal(k), draw.normal(k), draw.normal(n))
+
+    def grad(inputs: Sequence[Any], outs: Outputs, grads: Outputs) -> Sequence[Tensor | None]:
+        everything: Any = (*inputs, *grads)
+        return fold_norm.fold_norm_grad(*everything)
+
+    return Work(
+        inputs,
+        lambda w, b, scale, offset, f: fold_norm.reference.fold_norm(w, b, scale, offset, f, w.dtype),
+        lambda w, b, scale, offset, f: fold_norm.fold_norm(w, b, scale, offset, f, FP32),
+        leaves=tuple(range(5)),
+        kernel_grad=grad,
     )
 
 

@@ -23,11 +23,13 @@ from benchmarks.kernels.cases import (
     Outputs,
     Work,
     classifiers,
+    folds,
     hidden_maps,
     lorentz_pairs,
     norms,
     patches,
     poincare_pairs,
+    projections,
     windows,
 )
 from benchmarks.kernels.latent_cache import latent_steps
@@ -388,11 +390,11 @@ def _merge_work(draw: Draw, B: int, N: int, D: int, k: int, dtype: torch.dtype) 
 
 
 def clusterings(draw: Draw) -> Iterator[Job]:
-    B, N, k = (2, 9, 4) if draw.quick else (256, 196, 98)
-    for linkage in ("average", "complete", "single"):
-        yield Job(
-            "agglomerate", linkage, f"({B},{N})->{k}", FP32, functools.partial(_labels_work, draw, B, N, k, linkage)
-        )
+    sizes = ((2, 9, 4),) if draw.quick else ((256, 196, 98), (32, 576, 288), (8, 1024, 512), (1, 4096, 2048))
+    for B, N, k in sizes:
+        for linkage in ("average", "complete", "single"):
+            work = functools.partial(_labels_work, draw, B, N, k, linkage)
+            yield Job("agglomerate", linkage, f"({B},{N})->{k}", FP32, work)
 
 
 def _labels_work(draw: Draw, B: int, N: int, k: int, linkage: str) -> Work:
@@ -415,6 +417,8 @@ def _labels_work(draw: Draw, B: int, N: int, k: int, linkage: str) -> Work:
 JOBS: dict[str, Callable[[Draw], Iterator[Job]]] = {
     "map_norm": norms,
     "gelu_grad": hidden_maps,
+    "fold_norm": folds,
+    "project_levels": projections,
     "cluster_patch": patches,
     "cluster_window": windows,
     "pairwise_lorentz": lorentz_pairs,

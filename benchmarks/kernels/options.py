@@ -10,9 +10,10 @@ from benchmarks.options import BenchOptions
 from hyptree.errors import UserError, suggest
 
 OPS = (
-    "map_norm", "gelu_grad", "cluster_patch", "cluster_window", "pairwise_lorentz", "pairwise_poincare",
-    "lorentz_mlr", "residual_norm", "heads", "centroid", "pack_weight", "swiglu", "dispatch_rows", "merge_points",
-    "cross_entropy", "cosine", "merge", "agglomerate", "tree_reader", "latent_decode",
+    "map_norm", "gelu_grad", "fold_norm", "project_levels", "cluster_patch", "cluster_window", "pairwise_lorentz",
+    "pairwise_poincare", "lorentz_mlr", "residual_norm", "heads", "centroid", "pack_weight", "swiglu",
+    "dispatch_rows", "merge_points", "cross_entropy", "cosine", "merge", "agglomerate", "tree_reader",
+    "latent_decode",
 )  # fmt: skip
 
 

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import launches
 from benchmarks.harness import Built, Contender, Run, Skipped, cpu_sample, wall_sample
+from benchmarks.options import Mode
 from benchmarks.tokens.options import Table, TokensOptions
 from hyptree.errors import UserError
 
@@ -27,6 +29,9 @@ MOST_DISTANCES = 100_000_000
 """Entries of all distance matrices together that a CPU is asked for; average linkage holds several copies of them."""
 TIES = 0.02
 """Share of images in which a library may give another partition: among equal distances it makes choices of its own."""
+
+Asked = dict[str, launches.Launches]
+"""What a model asks of the host and the memory of a GPU, by the name of the contender."""
 
 RIVALS = {"scipy": "scipy", "fastcluster": "fastcluster", "sklearn": "sklearn"}
 """Contender and the package that must be there."""
@@ -276,11 +281,14 @@ def _affordable(module: nn.Module, x: Tensor, options: TokensOptions, table: Tab
 
 def model_contenders(
     options: TokensOptions, batch: int, tokens: int, seed: int, counts: Sequence[int], layers: Sequence[int]
-) -> list[Contender]:
-    """The plain model and the reduced ones, with the same weights on the same pictures.
+) -> tuple[list[Contender], Asked]:
+    """The plain model and the reduced ones in each mode, with the same weights on the same pictures.
 
     Args:
         counts: patch tokens that are left after each of the layers.
+
+    Returns:
+        The contenders, and what they ask for, which is known of each once it is built.
     """
     model = create_vit(options, tokens, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -289,26 +297,30 @@ def model_contenders(
     reductions |= {f"atc {linkage}": {"method": "atc", "linkage": linkage} for linkage in options.linkages}
     reductions["tome"] = {"method": "tome"}
     models: dict[str, nn.Module] = {}
-    contenders = [
-        Contender(name, _reduced(options, model, models, name, pictures, reduction, counts, layers))
-        for name, reduction in reductions.items()
-    ]
-    if options.device == "cuda":
-        contenders += [Contender(f"{name}, graph", _graphed(options, models, name, pictures)) for name in reductions]
-    if options.compile:  # after all eager ones: a patch throws away what was compiled before it
-        torch.compiler.reset()  # what was compiled for other sizes would make these dynamic
-        contenders += [
-            Contender(f"{name}, compiled", _compiled(options, models, name, pictures)) for name in reductions
-        ]
-    return contenders
+    torch.compiler.reset()  # what was compiled for other sizes would make these dynamic
+    asked: Asked = {}
+    contenders = []
+    for mode in modes_of(options):
+        for name, reduction in reductions.items():
+            common = options, models, name, pictures, mode, asked
+            build = _reduced(*common, model, reduction, counts, layers) if mode == "eager" else _compiled(*common)
+            contenders.append(Contender(f"{name}, {mode}", build))
+    return contenders, asked
+
+
+def modes_of(options: TokensOptions) -> tuple[Mode, ...]:
+    """Eager always comes first: a patch throws away what was compiled before it."""
+    return "eager", *(mode for mode in options.modes if mode != "eager")
 
 
 def _reduced(
     options: TokensOptions,
-    plain: nn.Module,
     models: dict[str, nn.Module],
     name: str,
     pictures: Tensor,
+    mode: Mode,
+    asked: Asked,
+    plain: nn.Module,
     reduction: dict[str, Any],
     counts: Sequence[int],
     layers: Sequence[int],
@@ -326,38 +338,28 @@ def _reduced(
             if list(handle.num_tokens) != list(counts):
                 raise RuntimeError(f"expected {list(counts)} tokens after the layers, got {list(handle.num_tokens)}")
         models[name] = model
-        return _finite(inference(model, pictures, options), whole=True)
+        return _asked(options, models, name, pictures, mode, asked)
 
     return build
 
 
-def _compiled(options: TokensOptions, models: dict[str, nn.Module], name: str, pictures: Tensor) -> Callable[[], Built]:
+def _compiled(
+    options: TokensOptions, models: dict[str, nn.Module], name: str, pictures: Tensor, mode: Mode, asked: Asked
+) -> Callable[[], Built]:
     def build() -> Built:
         if name not in models:
             raise Skipped("absent", "there is no eager one")
-        return _finite(inference(torch.compile(models[name]), pictures, options), whole=True)
+        return _asked(options, models, name, pictures, mode, asked)
 
     return build
 
 
-def _graphed(options: TokensOptions, models: dict[str, nn.Module], name: str, pictures: Tensor) -> Callable[[], Built]:
-    """The eager model recorded as a CUDA graph: the same kernels, without the host's time to launch them one by one."""
-
-    def build() -> Built:
-        if name not in models:
-            raise Skipped("absent", "there is no eager one")
-        call = inference(models[name], pictures, options)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # warm-up, as recording asks for
-            for _ in range(3):
-                eager = call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            recorded = call()
-        graph.replay()
-        same = torch.allclose(recorded.float(), eager.float(), rtol=0.02, atol=0.02)
-        return Built(WholeCall(graph.replay, in_a_row=4), 0.0 if same else math.inf)
-
-    return build
+def _asked(
+    options: TokensOptions, models: dict[str, nn.Module], name: str, pictures: Tensor, mode: Mode, asked: Asked
+) -> Built:
+    """The model in one mode; also sees what a call of it asks of the host and of the memory of a GPU."""
+    module = launches.in_mode(models[name], mode)
+    call: Any = launches.marked(inference(module, pictures, options), mode)
+    peak = launches.peak_bytes(call, models[name], mode) if options.device == "cuda" else None
+    asked[f"{name}, {mode}"] = launches.measure(call, options.device, peak)
+    return _finite(call, whole=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from benchmarks.options import ClockOptions
+from benchmarks.options import ClockOptions, ModeOptions
 from hyptree.errors import UserError
 
 Linkage = Literal["average", "complete", "single"]
@@ -53,6 +53,14 @@ TARGETS = (
         "T4", "cuda", "clustering", "average", "triton features / tome", 1.5,
         "what takes as long as the fastest rival's matching costs nothing against it", batch=256,
     ),
+    *(
+        Target(
+            "T5", "cuda", "clustering", linkage, "triton features / tome", 2.0,
+            "detection and segmentation need thousands of tokens", tokens=tokens,
+        )
+        for tokens in (576, 1024, 4096)
+        for linkage in LINKAGES
+    ),
     Target(
         "T4", "cuda", "models", "average", "atc / plain", 1 / 1.5,
         "1.5 times the images per second; by FLOPs 1.9 times would be possible", batch=256,
@@ -62,10 +70,10 @@ TARGETS = (
 
 
 @dataclass
-class TokensOptions(ClockOptions):
+class TokensOptions(ModeOptions, ClockOptions):
     QUICK: ClassVar[Mapping[str, Any]] = {
         "batches": (1, 2), "tokens": (16,), "keeps": (0.5,), "model": "test_vit", "precision": "autocast",
-        "compile": False, "limit": 0.0, "repeats": 2, "clock": "wall",
+        "modes": ("eager",), "limit": 0.0, "repeats": 2, "clock": "wall",
     }  # fmt: skip
 
     tables: tuple[Table, ...] = TABLES
@@ -82,8 +90,6 @@ class TokensOptions(ClockOptions):
     """A timm ViT, with fresh weights; one of its blocks and the whole are timed too."""
     precision: Literal["autocast", "bf16"] = "autocast"
     """Of the models on cuda: float32 weights under autocast to bfloat16, or all in bfloat16. A CPU uses float32."""
-    compile: bool = False
-    """Also run the models through torch.compile."""
     limit: float = 0.0
     """Seconds that one call may take, else it is skipped; 0 for 2 on cpu, 0.5 on cuda, ten times that for models."""
     repeats: int = 7

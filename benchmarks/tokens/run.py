@@ -157,57 +157,41 @@ def _clustering_row(line: dict[str, Any], row: Mapping[str, Result], ratios: Map
 
 
 def _models(options: TokensOptions, seed: int, emit: Emit, measured: list[dict[str, Any]]) -> int:
-    """One row for each batch and number of tokens: images per second of the plain model and the reduced ones."""
-    from benchmarks import harness
-    from benchmarks.tokens.cases import create_vit, model_contenders
+    """One row for each batch, number of tokens, mode and model: the plain model and the reduced ones."""
+    from benchmarks import harness, launches
+    from benchmarks.tokens.cases import create_vit, model_contenders, modes_of
     from hyptree.tokens.schedule import KeepRate, default_layers
 
     names = ["plain", *(f"atc {linkage}" for linkage in options.linkages), "tome"]
     depth = len(create_vit(options, options.tokens[0], seed).blocks)  # type: ignore[arg-type]
     layers, keep = default_layers(depth), options.keeps[0]
-    columns = ["B", "N", "tokens left", "", *names]
+    columns = ["B", "N", "tokens left", "mode", "model", "images/s", "of plain", "ms", *launches.HEAD]
     emit(
         {"kind": "table", "name": "models", "layers": layers, "keep": keep},
-        [
-            "",
-            f"images per second of {options.model}, keep {keep:g} at blocks {', '.join(map(str, layers))}; in brackets "
-            "as a multiple of the plain model",
-            *markdown_head(columns),
-        ],
+        ["", f"{options.model}, keep {keep:g} at blocks {', '.join(map(str, layers))}", *markdown_head(columns)],
     )
     failed = False
     for tokens in options.tokens:
         counts = KeepRate(layers, keep).counts(tokens)
         for batch in options.batches:
-            contenders = model_contenders(options, batch, tokens, seed, counts, layers)
+            contenders, asked = model_contenders(options, batch, tokens, seed, counts, layers)
             by_name = {r.name: r for r in harness.compare(contenders, _sample(options), options.repeats, 0.0)}
-            for way in _ways(options):
-                row = {name: by_name[name if way == "eager" else f"{name}, {way}"] for name in names}
+            for mode in modes_of(options):
+                row = {name: by_name[f"{name}, {mode}"] for name in names}
                 failed |= any(r.status in ("wrong", "failed") for r in row.values())
-                line: dict[str, Any] = {
-                    "kind": "models",
-                    "batch": batch,
-                    "tokens": tokens,
-                    "keep": keep,
-                    "left": counts,
-                    "way": way,
-                }
-                line |= _numbers(row)
+                line: dict[str, Any] = {"kind": "models", "batch": batch, "tokens": tokens, "keep": keep}
+                line |= {"left": counts, "mode": mode, **_numbers(row)}
+                counted = {name: asked.get(f"{name}, {mode}", launches.Launches()) for name in names}
+                line["launches"] = {name: each.as_dict() for name, each in counted.items()}
                 line["images_per_second"] = {name: batch / seconds for name, seconds in line["seconds"].items()}
                 measured += [
                     {**line, "linkage": linkage, "ratios": _against(row, linkage)} for linkage in options.linkages
                 ]
                 line["ratios"] = {linkage: _against(row, linkage) for linkage in options.linkages}
-                cells = [str(batch), str(tokens), " ".join(map(str, counts)), way]
-                cells += [_speed(batch, result, row["plain"]) for result in row.values()]
-                emit(line, [markdown_row(cells), *_notes(row, names)])
+                where = [str(batch), str(tokens), " ".join(map(str, counts)), mode]
+                rows = [[*where, name, *_speed(batch, row[name], row["plain"]), *counted[name].cells()] for name in row]
+                emit(line, [*map(markdown_row, rows), *_notes(row, names)])
     return 1 if failed else 0
-
-
-def _ways(options: TokensOptions) -> list[str]:
-    """How the models are run."""
-    on_cuda = ["graph"] if options.device == "cuda" else []
-    return ["eager", *on_cuda, *(["compiled"] if options.compile else [])]
 
 
 def _against(row: Mapping[str, Result], linkage: str) -> dict[str, float]:
@@ -217,15 +201,16 @@ def _against(row: Mapping[str, Result], linkage: str) -> dict[str, float]:
     return {name: value.value for name, value in ratios.items() if value is not None}
 
 
-def _speed(batch: int, result: Result, plain: Result) -> str:
+def _speed(batch: int, result: Result, plain: Result) -> list[str]:
+    """Images per second, the same as a multiple of the plain model's, and milliseconds."""
     from benchmarks.harness import ratio
 
     if not result.seconds:
-        return result.status
+        return [result.status, "", ""]
     times = ratio(plain, result)
-    return f"{batch / result.median:.4g}" + (
-        f" ({times.value:.2f})" if times is not None and result is not plain else ""
-    )
+    return [
+        f"{batch / result.median:.4g}", "" if times is None else f"{times.value:.2f}", f"{1e3 * result.median:.3f}"
+    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ verdicts
@@ -261,14 +246,14 @@ def _values(target: Target, measured: Sequence[dict[str, Any]]) -> list[float]:
 
     Models count as CUDA graphs on a GPU, where eager ones measure how fast the host is, and eager on a CPU.
     """
-    way = "graph" if target.device == "cuda" else "eager"
+    mode = "graphs" if target.device == "cuda" else "eager"
     rows = [
         line
         for line in measured
         if (line["kind"], line["tokens"], line["keep"], line["linkage"])
         == (target.table, target.tokens, target.keep, target.linkage)
         and target.batch in (0, line["batch"])
-        and line.get("way", way) == way
+        and line.get("mode", mode) == mode
     ]
     if "/" in target.measure:
         return [line["ratios"][target.measure] for line in rows if target.measure in line["ratios"]]

@@ -14,10 +14,11 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, shown, suggest
 from hyptree.files import open_packed
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ def load(
     data: dict[str, Any] = {**read[0]} if read else {}
     for part in read[1:]:
         _merge(data, part)
-    changes = overrides if isinstance(overrides, Mapping) else dict(map(_read_override, overrides))
+    changes = overrides if isinstance(overrides, Mapping) else dict(map(read_override, overrides))
     for key, value in changes.items():
         *names, last = key.split(".")
         section = data
@@ -100,7 +101,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise UserError(f"{path}: expected a mapping of keys to values, got {_show(data)}")
+        raise UserError(f"{path}: expected a mapping of keys to values, got {shown(data)}")
     return data
 
 
@@ -110,7 +111,7 @@ def build(cls: type[T], data: Any, prefix: str, source: str) -> T:
     if data is None:  # a section whose lines are all commented out
         data = {}
     if not isinstance(data, Mapping):
-        raise UserError(f"{place}{prefix or 'the file'} must be a section of keys, got {_show(data)}")
+        raise UserError(f"{place}{prefix or 'the file'} must be a section of keys, got {shown(data)}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     for key in data:
         if key not in fields:
@@ -124,7 +125,8 @@ def build(cls: type[T], data: Any, prefix: str, source: str) -> T:
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in data:
-            values[name] = coerce(data[name], hints[name], dot + name, source)
+            kind = section_class(field, hints[name]) | None if "section" in field.metadata else hints[name]
+            values[name] = coerce(data[name], kind, dot + name, source)
         elif field.default is not dataclasses.MISSING:
             values[name] = field.default
         elif field.default_factory is not dataclasses.MISSING:
@@ -140,6 +142,18 @@ def build(cls: type[T], data: Any, prefix: str, source: str) -> T:
         raise UserError(f"{place}{prefix and f'{prefix}: '}{error}") from error
 
 
+def section_class(field: dataclasses.Field[Any], kind: Any) -> Any:
+    """The dataclass of a section, also of one that may be absent; None for a field of another kind.
+
+    The class of a field with ``metadata={"section": "module:Class"}`` is imported here, for those who use it alone.
+    """
+    if "section" in field.metadata:
+        module, _, name = field.metadata["section"].partition(":")
+        return getattr(import_module(module), name)
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+
+
 def coerce(value: Any, kind: Any, key: str, source: str) -> Any:
     """The value as the annotated type, or a ``UserError`` that names the key."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -150,6 +164,9 @@ def coerce(value: Any, kind: Any, key: str, source: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return build(kind, value, key, source)
     if origin in (typing.Union, types.UnionType):
+        section: Any = next((option for option in arguments if dataclasses.is_dataclass(option)), None)
+        if section is not None and value is not None:  # what is wrong within it is told, not that it is no null
+            return build(section, value, key, source)
         # An alternative that fits as it is goes before one that would convert: 3 stays int in `float | int`.
         for option in [*(type(value),) * (type(value) in arguments), *arguments]:
             with contextlib.suppress(UserError):
@@ -195,7 +212,7 @@ def coerce(value: Any, kind: Any, key: str, source: str) -> Any:
     literals = [option for option in (kind, *arguments) if typing.get_origin(option) is typing.Literal]
     hint = suggest(str(value), [str(choice) for literal in literals for choice in typing.get_args(literal)])
     place = f"{source}: " if source else ""
-    raise UserError(f"{place}{key} must be {expected(kind)}, got {_show(value)}{hint and f'; {hint}'}")
+    raise UserError(f"{place}{key} must be {expected(kind)}, got {shown(value)}{hint and f'; {hint}'}")
 
 
 def expected(kind: Any) -> str:
@@ -223,11 +240,6 @@ def expected(kind: Any) -> str:
     return words.get(container, f"a {getattr(kind, '__name__', kind)}")
 
 
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _plain(value: Any) -> Any:
     """The value with only what YAML can write: dict, list, text, numbers, null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -243,7 +255,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _read_override(word: str) -> tuple[str, Any]:
+def read_override(word: str) -> tuple[str, Any]:
+    """Key and value of a word such as ``optim.lr=3e-4``."""
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise UserError(f"override {word!r} must look like key=value, e.g. optim.lr=3e-4")

@@ -30,6 +30,12 @@ def suggest(name: str, choices: Iterable[str], part: Callable[[str], str] = str)
     return f"did you mean {by_lower_case[close[0]]!r}?" if close else ""
 
 
+def shown(value: object, most: int = 60) -> str:
+    """A value as Python writes it, cut short for a message."""
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def require_one_of(name: str, value: object, choices: Iterable[object]) -> None:
     """Raise unless a setting has one of its values; the message suggests the nearest."""
     choices = list(choices)

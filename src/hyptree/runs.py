@@ -14,6 +14,7 @@ nothing is ever unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -53,6 +54,8 @@ class RunFolder:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
+        self.log = self.path / "log.txt"
+        """Locked as long as a process trains here."""
 
     @property
     def holds_run(self) -> bool:
@@ -88,6 +91,13 @@ class RunFolder:
         if not os.access(there, os.W_OK | os.X_OK):
             raise UserError(f"{there} cannot be written to; choose another --out than {self.path}")
 
+    def clear(self) -> None:
+        """Remove a run and what was made of it; other files stay. ``recipe.yaml``, which says it is one, goes first."""
+        for name in ("recipe.yaml", "dataset.json", "metrics.jsonl", "log.txt", "index.html", "numbers.json"):
+            (self.path / name).unlink(missing_ok=True)
+        for name in ("checkpoints", "tensorboard"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+
     def start(self, recipe: Any, dataset: dict[str, Any]) -> None:
         """Make the folder of a new run; ``recipe.yaml`` comes last, because it says that there is a run."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -110,9 +120,8 @@ class RunFolder:
                 save_tensors(new / EMA, checkpoint.ema)
             save_tensors(new / TRAINING, checkpoint.optimizer, checkpoint.progress)
             files = {path.name: _fingerprint(path) for path in sorted(new.iterdir())}
-            write_text(
-                new / MANIFEST, json.dumps({"step": checkpoint.progress["step"], "files": files}, indent=1) + "\n"
-            )
+            where = {key: checkpoint.progress.get(key) for key in ("step", "num_steps")}
+            write_text(new / MANIFEST, json.dumps({**where, "files": files}, indent=1) + "\n")
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -124,6 +133,28 @@ class RunFolder:
         new.rename(last)
         sync(self.checkpoints)
         shutil.rmtree(old, ignore_errors=True)
+
+    def about_best(self) -> dict[str, Any]:
+        """Step and number of the best evaluation, as :meth:`save_best` was told; the weights are not read."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.checkpoints / BEST / MODEL, "np") as file:
+                return json.loads(file.metadata()["state"].partition(" ")[2])
+        except (SafetensorError, OSError, ValueError, TypeError, KeyError):
+            return {}
+
+    def is_running(self) -> bool:
+        """Whether a process trains here now, on this machine."""
+        with contextlib.suppress(ImportError, OSError):  # not every system and disk has locks
+            import fcntl
+
+            with self.log.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
+        return False
 
     def save_best(self, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Write the weights of the best evaluation so far, atomically."""

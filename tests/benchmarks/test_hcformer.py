@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from benchmarks import harness
-from benchmarks.hcformer import options as hcformer_options
 from benchmarks.hcformer import run as bench
 from benchmarks.hcformer import speed as hcformer_speed
 from benchmarks.hcformer import work as hcformer_work
 from benchmarks.hcformer.options import HCFormerOptions
 from benchmarks.hcformer.published import PublishedHCFormer
+from benchmarks.launches import Launches
 from hyptree.cli import main
 from hyptree.errors import UserError
 from hyptree.models.hcformer.model import HCFormer
@@ -97,16 +97,16 @@ def test_only_the_paper_s_settings_have_a_published_order():
 def test_throughput_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(harness, "WARMUP", 1)
     flags = ["--tables", "throughput", "--models", "hcformer_pico", "resnet10t", "--size", "64", "--batch", "2"]
-    assert main(["bench", "hcformer", *flags, "--repeats", "2", "--threads", "1", "--ways", "eager"]) == 0
+    assert main(["bench", "hcformer", *flags, "--repeats", "2", "--threads", "1", "--modes", "eager"]) == 0
     out = capsys.readouterr().out.replace(",", "").splitlines()
     cells = [line.split("|") for line in out if line.startswith("| ")]
     names = [row[1].strip() for row in cells]
     assert names == ["model", "---", "hcformer_pico", "hcformer_pico", "resnet10t"] * 2
     assert all(float(row[4]) > 0 and float(row[5]) > 0 for row in cells if row[1].strip() not in ("model", "---"))
     assert [row[2].strip().split(":")[0] for row in cells[2:5]] == ["eager", "floor", "eager"]
-    errors = [float(row[7]) for row in cells if row[2].strip() == "eager" and "hcformer" in row[1]]
+    errors = [float(row[9]) for row in cells if row[2].strip() == "eager" and "hcformer" in row[1]]
     assert len(errors) == 2 and max(errors) < 1e-4
-    kept = [row[6].strip() for row in cells if row[2].strip() == "eager"]
+    kept = [row[8].strip() for row in cells if row[2].strip() == "eager"]
     assert kept[:2] == ["", ""] and all(float(k) >= 0 for k in kept[2:])
 
 
@@ -118,7 +118,7 @@ def test_a_wrong_answer_has_no_time(monkeypatch: pytest.MonkeyPatch):
         hcformer_speed, "_reference", lambda model, x: {k: v * 1.1 for k, v in reference(model, x).items()}
     )
     stream = io.StringIO()
-    options = HCFormerOptions(tables=("throughput",), models=("hcformer_pico",), ways=("eager",), size=64, batch=2,
+    options = HCFormerOptions(tables=("throughput",), models=("hcformer_pico",), modes=("eager",), size=64, batch=2,
                               json=True, **SMALL)  # fmt: skip
     assert bench.run(options, stream) == 1
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -127,7 +127,7 @@ def test_a_wrong_answer_has_no_time(monkeypatch: pytest.MonkeyPatch):
 
 def test_what_is_not_ready_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch):
     stream = io.StringIO()
-    options = HCFormerOptions(tables=("throughput",), models=("hcformer_pico",), ways=("eager",), size=64, batch=2,
+    options = HCFormerOptions(tables=("throughput",), models=("hcformer_pico",), modes=("eager",), size=64, batch=2,
                               time_limit=1e-6, json=True, **SMALL)  # fmt: skip
     assert bench.run(options, stream) == 0
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -143,46 +143,48 @@ def judged(results: dict[str, dict[str, float]], gib: dict[str, float], device: 
     options = HCFormerOptions(batch=batch)
     options.device = device  # type: ignore[assignment]  # no GPU is needed to compare numbers
     actual = {kind: {name: result(name, s) for name, s in of.items()} for kind, of in results.items()}
-    memory = {(name, kind): gib.get(name) for kind in actual for name in actual[kind]}
-    return hcformer_speed._judge(actual, memory, options, lambda line, text: lines.append((line, text))), lines
+    asked = {
+        (name, kind): Launches(peak_bytes=int(gib.get(name, 0) * 2**30)) for kind in actual for name in actual[kind]
+    }
+    return hcformer_speed._judge(actual, asked, options, lambda line, text: lines.append((line, text))), lines
 
 
-def test_rivals_and_the_fastest_ways_come_first():
+def test_both_sides_of_a_mode_come_after_each_other():
     """Where time is short, there is still something to compare."""
-    names = [("hcformer_nano", "autotuned"), ("hcformer_nano", "eager"), ("hcformer_medium", "graphs"),
-             ("swin", "compiled"), ("swin", "eager"), ("hcformer_nano", "published with its padding"),
-             ("hcformer_nano", "kernels")]  # fmt: skip
-    runners = [hcformer_speed.Runner(name, way, torch.nn.Identity(), None) for name, way in names]
-    order = [(r.name, r.way) for r in sorted(runners, key=hcformer_speed._worth)]
-    assert order[:3] == [("swin", "eager"), ("hcformer_nano", "kernels"), ("hcformer_medium", "graphs")]
-    assert order[3:5] == [("hcformer_nano", "eager"), ("swin", "compiled")]
+    names = [("hcformer_nano", "eager"), ("hcformer_medium", "graphs"), ("swin", "compiled"), ("swin", "eager"),
+             ("hcformer_nano", "published with its padding"), ("swin", "graphs")]  # fmt: skip
+    runners = [hcformer_speed.Runner(name, mode, torch.nn.Identity(), None) for name, mode in names]
+    order = [(r.name, r.mode) for r in sorted(runners, key=hcformer_speed._worth)]
+    assert order[:2] == [("swin", "eager"), ("hcformer_nano", "eager")]
+    assert order[2:5] == [("swin", "graphs"), ("hcformer_medium", "graphs"), ("swin", "compiled")]
 
 
-def test_rivals_run_in_the_modes_of_ours(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(hcformer_options.WAYS, "cpu", ("kernels", "graphs", "eager"))
+def test_rivals_run_in_the_modes_of_ours():
     options = HCFormerOptions(models=("hcformer_pico", "resnet10t"), size=64, batch=2)
-    runners = hcformer_speed._runners(options, torch.randn(2, 3, 64, 64))
-    ways = [runner.way for runner in runners if runner.name == "resnet10t"]
-    assert options.ways == ("kernels", "graphs", "eager") and ways == ["eager", "graphs"]
+    runners = list(hcformer_speed._runners(options, torch.randn(2, 3, 64, 64)))
+    modes = {name: [runner.mode for runner in runners if runner.name == name] for name in options.models}
+    assert modes == {name: ["eager", "compiled"] for name in options.models}
+    assert HCFormerOptions(device="cuda").modes == ("eager", "compiled", "graphs")
 
 
 def test_targets_of_a_gpu():
-    swin, medium = "swin_tiny_patch4_window7_224, eager", "hcformer_medium, "
-    times = {swin: 0.06, medium + "kernels": 0.04, medium + "kernels+mlp": 0.05, "hcformer_nano, graphs": 0.01}
-    light = {swin: 0.023, medium + "kernels": 0.030, "hcformer_nano, graphs": 0.009}
-    gib = {medium + "kernels": 14.0, medium + "kernels+mlp": 8.0}
+    swin, medium = "swin_tiny_patch4_window7_224, ", "hcformer_medium, "
+    light = {swin + "eager": 0.023, medium + "eager": 0.030, "hcformer_nano, graphs": 0.009}
+    times = {swin + "eager": 0.06, medium + "eager": 0.05, "hcformer_nano, graphs": 0.01}
+    times |= {swin + "graphs": 0.05, medium + "graphs": 0.04}
+    gib = {medium + "graphs": 14.0, medium + "eager": 8.0}
     code, lines = judged({"inference": light, "training": times}, gib, "cuda", 128)
     assert code == 1
     assert [(line["ours"], line["met"]) for line, _ in lines] == [
-        (medium + "kernels", False),  # 0.77 times Swin-T
-        (medium + "kernels+mlp", True),  # the fastest one below 10 GiB, 1.2 times Swin-T
+        (medium + "eager", False),  # 0.77 times Swin-T
+        (medium + "eager", True),  # the fastest one below 10 GiB, 1.2 times Swin-T
         ("hcformer_nano, graphs", True),  # 14,222 images per second
         ("hcformer_nano, graphs", True),  # 12,800
     ]
-    graphs = {medium + "graphs": 0.02, "swin_tiny_patch4_window7_224, graphs": 0.016, swin: 0.06}
+    graphs = {medium + "graphs": 0.02, swin + "graphs": 0.016, swin + "eager": 0.06}
     _, lines = judged({"inference": graphs, "training": {}}, {}, "cuda", 128)
     assert lines[0][0]["value"] == pytest.approx(0.8) and not lines[0][0]["met"]  # graphs beside graphs, not eager
-    heavy = {medium + "kernels": 14.0, medium + "kernels+mlp": 11.0}
+    heavy = {medium + "graphs": 14.0, medium + "eager": 11.0}
     code, lines = judged({"inference": {}, "training": times}, heavy, "cuda", 128)
     assert code == 1 and not lines[0][0]["met"] and lines[0][1][0].endswith("has 14.00: MISSED")
     assert judged({"inference": light, "training": times}, gib, "cuda", 64) == (0, [])  # no target at this batch
@@ -233,7 +235,7 @@ def test_memory_counts_what_is_kept():
         (["--sizes", "448", "224"], "sizes must grow"),
         (["--repeats", "1"], "repeats must be 2 or more"),
         (["--device", "cuda", "--clock", "cpu"], "clock cpu"),
-        (["--ways", "graphs"], "ways on cpu are eager, compiled"),
+        (["--modes", "graphs"], "mode graphs needs CUDA"),
         (["--tables", "speed"], "growth, throughput, work"),
         (["--time-limit", "-1"], "time-limit 0 or more"),
     ],

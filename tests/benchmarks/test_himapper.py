@@ -13,11 +13,12 @@ from torch import nn
 pytest.importorskip("timm")
 
 from benchmarks import himapper as bench
+from benchmarks import launches
 from benchmarks.himapper import HiMapperOptions
 from hyptree.cli import main
 
 SHAPE = {"models": ("test_vit", "test_resnet"), "size": 160, "batch": 2, "num_leaves": 8, "depth": 3, "width": 16}
-SMALL = SHAPE | {"repeats": 2, "threads": 1, "clock": "cpu", "compile": False}
+SMALL = SHAPE | {"repeats": 2, "threads": 1, "clock": "cpu", "modes": ("eager",)}
 
 
 def lines_of(**changes: object) -> tuple[int, list[dict]]:
@@ -89,25 +90,28 @@ def test_a_wrapped_model_that_is_not_the_plain_one_has_no_time(monkeypatch):
 
 def test_the_limit_is_for_compiled_inference_on_a_gpu(monkeypatch):
     from benchmarks.harness import Result
+    from benchmarks.launches import Launches
 
     actual: list[dict] = []
     results = [Result("plain", seconds=[1.0, 1.0]), Result("wrapped", seconds=[1.06, 1.06])]
 
-    def report(what: str, device: str, calls: int, host: tuple[float, ...] | None = None) -> int:
-        options = HiMapperOptions(device=device)
+    def report(what: str, device: str, calls: int) -> int:
+        asked = {"plain": Launches(30, 1e-4, 2**20), "wrapped": Launches(40, 2e-4, 2**21)}
         return bench._report(
-            options, lambda line, text: actual.append(line | {"text": text[0]}), "resnet50", what, calls, results, host
-        )
+            HiMapperOptions(device=device), lambda line, text: actual.append(line | {"text": text[0]}), "resnet50",
+            what, calls, results, asked,
+        )  # fmt: skip
 
     codes = [
-        report("inference, compiled", "cuda", 1, (1e-4, 2e-4)),
+        report("inference, graphs", "cuda", 1),
         report("inference, compiled", "cuda", 10),
         report("inference, compiled", "cpu", 0),
         report("training, compiled", "cuda", 1),
     ]
     assert codes == [1, 1, 0, 0] and [line["limit"] for line in actual] == [1.05, 1.05, None, None]
     assert [line["calls"] for line in actual] == [1, 10, None, 1] and actual[0]["ratio"] == pytest.approx(1.06)
-    assert actual[0]["host_seconds"] == [1e-4, 2e-4] and "100, 200" in actual[0]["text"]
+    assert actual[0]["launches"]["wrapped"]["host_seconds"] == 2e-4
+    assert actual[0]["text"].endswith("| 30; 40 | 100; 200 | 1; 2 |")
     assert ["MISSED" in line["text"] for line in actual] == [True, True, False, False]
 
 
@@ -121,7 +125,14 @@ def test_a_gpu_is_waited_for_after_one_call_and_after_several(monkeypatch):
     for number in bench._calls(cuda, "inference"):
         assert bench._sample(cuda, number)(lambda: calls.append(0), 99) > 0  # whatever number a short call would get
     assert waits == [0, 1, 1, 11]
-    assert 0 < bench.host_seconds(lambda: calls.append(0), 5) < 1 and waits[4:] == [11, 12, 13, 14, 15, 16]
+    assert 0 < launches.host_seconds(lambda: calls.append(0), 5, torch.cuda.synchronize) < 1 and waits[4:] == [
+        11,
+        12,
+        13,
+        14,
+        15,
+        16,
+    ]
 
 
 def test_the_command_prints_both_tables(capsys: pytest.CaptureFixture[str]):
@@ -139,7 +150,7 @@ def test_the_command_prints_both_tables(capsys: pytest.CaptureFixture[str]):
         "--width",
         "16",
     ]
-    assert main(["bench", "himapper", *flags, "--repeats", "2", "--threads", "1", "--no-compile"]) == 0
+    assert main(["bench", "himapper", *flags, "--repeats", "2", "--threads", "1", "--modes", "eager"]) == 0
     rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert rows == ["backbone", "---", "test_vit", "backbone", "---", "test_vit", "test_vit"]
 
@@ -147,7 +158,7 @@ def test_the_command_prints_both_tables(capsys: pytest.CaptureFixture[str]):
 def test_defaults_follow_the_device():
     cuda = HiMapperOptions(device="cuda")
     assert (cuda.batch, cuda.dtype, cuda.size) == (128, "bfloat16", 224)
-    assert cuda.models == ("deit_small_patch16_224", "resnet50") and cuda.compile
+    assert cuda.models == ("deit_small_patch16_224", "resnet50") and "graphs" in cuda.modes
     assert (HiMapperOptions().batch, HiMapperOptions().dtype) == (8, "float32")
 
 
@@ -172,7 +183,7 @@ def test_bad_input_is_one_line(flags, words, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 def test_compiled_models_are_timed_too():
-    code, lines = lines_of(tables=("speed",), models=("test_vit",), compile=True)
+    code, lines = lines_of(tables=("speed",), models=("test_vit",), modes=("eager", "compiled"))
     rows = [line for line in lines if line["kind"] == "speed"]
     assert code == 0 and [row["pass"] for row in rows] == [
         f"{kind}, {way}" for way in ("eager", "compiled") for kind in ("inference", "training")
@@ -180,15 +191,12 @@ def test_compiled_models_are_timed_too():
     assert all(row["ratio"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("mode", ["compiled", "graphs"])
 def test_guards_are_left_out_for_both(mode, monkeypatch):
     inputs = []
     monkeypatch.setattr(torch, "compile", lambda model, **how: inputs.append(how) or model)
-    options = HiMapperOptions(guards=False, passes=("inference",), mode=mode)
-    bench._compiled(torch.nn.Identity(), options)
+    bench.in_mode(torch.nn.Identity(), mode, HiMapperOptions(guards=False, passes=("inference",)))
     assert inputs[0]["options"]["guard_filter_fn"] is torch.compiler.skip_all_guards_unsafe
-    assert (
-        inputs[0]["options"].get("triton.cudagraphs", False) == (mode == "reduce-overhead") and "mode" not in inputs[0]
-    )
-    bench._compiled(torch.nn.Identity(), HiMapperOptions(mode=mode))
-    assert inputs[1] == {"mode": None if mode == "default" else mode}
+    assert inputs[0]["options"].get("triton.cudagraphs", False) == (mode == "graphs") and "mode" not in inputs[0]
+    bench.in_mode(torch.nn.Identity(), mode, HiMapperOptions())
+    assert inputs[1] == {"dynamic": False, "mode": "reduce-overhead" if mode == "graphs" else None}

@@ -22,7 +22,7 @@ from tests.benchmarks.words import options_of
 pytest.importorskip("timm")
 
 SMALL = {"batches": (1, 3), "tokens": (16,), "keeps": (0.5, 0.25), "repeats": 2, "threads": 1, "clock": "cpu"}
-SMALL |= {"model": "test_vit"}
+SMALL |= {"model": "test_vit", "modes": ("eager",)}
 
 
 def measured(options: TokensOptions) -> tuple[int, list[dict]]:
@@ -56,15 +56,18 @@ def test_clustering_lines(tmp_path: Path):
 
 def test_models_table_for_people(capsys: pytest.CaptureFixture[str]):
     flags = ["--tables", "models", "--batches", "2", "--tokens", "16", "49", "--keeps", "0.5", "--repeats", "2"]
-    flags += ["--model", "test_vit", "--threads", "1", "--seed", "5"]
+    flags += ["--model", "test_vit", "--threads", "1", "--seed", "5", "--modes", "eager"]
     assert main(["bench", "tokens", *flags]) == 0
     text = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
-    assert rows[0] == ["B", "N", "tokens left", "", "plain", "atc average", "atc complete", "atc single", "tome"]
-    assert [row[:4] for row in rows[2:]] == [["2", "16", "8 4 2", "eager"], ["2", "49", "24 12 6", "eager"]]
-    speeds = [[float(cell.split()[0]) for cell in row[4:]] for row in rows[2:]]
-    assert all(speed > 0 for row in speeds for speed in row)
-    assert float(rows[2][5].split("(")[1][:-1]) == pytest.approx(speeds[0][1] / speeds[0][0], abs=0.01)
+    assert " ".join(rows[0]) == "B N tokens left mode model images/s of plain ms kernels host us MiB"
+    models = ["plain", "atc average", "atc complete", "atc single", "tome"]
+    assert [row[:5] for row in rows[2:]] == [
+        ["2", tokens, left, "eager", model] for tokens, left in (("16", "8 4 2"), ("49", "24 12 6")) for model in models
+    ]
+    speeds = [float(row[5]) for row in rows[2:]]
+    assert all(speed > 0 for speed in speeds) and rows[2][6] == "1.00" and rows[2][8:] == ["", "", ""]
+    assert float(rows[3][6]) == pytest.approx(speeds[1] / speeds[0], abs=0.01)
     assert "seed 5" in text and "hyptree bench tokens --tables models" in text and "T3" in text
 
 
@@ -76,11 +79,11 @@ def test_compiled_models_are_compiled_once(monkeypatch: pytest.MonkeyPatch):
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", lambda model: compile_it(model, backend=backend))
-    small = {**SMALL, "batches": (2,), "linkages": ("average",)}
-    code, lines = measured(TokensOptions(tables=("models",), json=True, compile=True, **small))
+    monkeypatch.setattr(torch, "compile", lambda model, **how: compile_it(model, backend=backend))
+    small = {**SMALL, "batches": (2,), "linkages": ("average",), "modes": ("eager", "compiled")}
+    code, lines = measured(TokensOptions(tables=("models",), json=True, **small))
     rows = [line for line in lines if line["kind"] == "models"]
-    assert code == 0 and [line["way"] for line in rows] == ["eager", "compiled"]
+    assert code == 0 and [line["mode"] for line in rows] == ["eager", "compiled"]
     assert all(set(line["seconds"]) == {"plain", "atc average", "tome"} for line in rows)
     assert len(graphs) == 3  # one for each model; a later patch has not thrown an earlier one away
     torch.compiler.reset()
@@ -203,12 +206,12 @@ def test_cuda_must_be_there(capsys: pytest.CaptureFixture[str]):
 
 
 def test_the_command_can_be_given_again():
-    flags = ["--batches", "1", "8", "--keeps", "0.5", "--compile", "--seed", "7", "--limit", "3"]
+    flags = ["--batches", "1", "8", "--keeps", "0.5", "--modes", "compiled", "--seed", "7", "--limit", "3"]
     options = options_of(["hyptree", "bench", "tokens", *flags])
-    assert options.command() == "hyptree bench tokens --batches 1 8 --keeps 0.5 --compile --limit 3.0 --seed 7"
+    assert options.command() == "hyptree bench tokens --batches 1 8 --keeps 0.5 --limit 3.0 --seed 7 --modes compiled"
     assert options_of(options.command().split()) == options
     quick = options_of(["hyptree", "bench", "tokens", *flags, "--quick"])
-    assert quick.batches == (1, 2) and quick.model == "test_vit" and not quick.compile
+    assert quick.batches == (1, 2) and quick.model == "test_vit" and quick.modes == ("eager",)
     assert quick.command() == "hyptree bench tokens --seed 7 --quick"
     assert options_of(quick.command().split()) == quick
     assert options.longest("models") == 30 and math.isclose(TokensOptions(device="cuda").longest("clustering"), 0.5)

@@ -228,11 +228,11 @@ def test_mistakes_are_one_line_and_exit_code_2(zoo, capsys, args, message):
 def test_work_for_one_process_is_not_done_by_several(capsys, monkeypatch, tmp_path, rank):
     for name, value in (("LOCAL_RANK", rank), ("RANK", rank), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
-    assert cli.main(["models"]) == cli.main(["tree", "eval", str(tmp_path)]) == 2
+    assert cli.main(["models"]) == cli.main(["tree", "draw", str(tmp_path)]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said == [
         "hyptree: error: hyptree models is work for one process, got 2; start it without torchrun",
-        "hyptree: error: hyptree tree eval is work for one process, got 2; start it without torchrun",
+        "hyptree: error: hyptree tree draw is work for one process, got 2; start it without torchrun",
     ] * (rank == "0")
     assert cli.main(["train", str(tmp_path / "none.yaml")]) == 2  # which says what is wrong with it
     assert "one process" not in capsys.readouterr().err
@@ -423,8 +423,7 @@ def test_unknown_key_in_the_config_file(zoo, capsys, tmp_path):
 
 def test_arguments_after_two_dashes_belong_to_the_verb():
     args = ["a", "--traceback", "--", "--traceback", "--config", "x"]
-    assert cli._take_flag(args, "--traceback")
-    assert cli._take_value(args, "--config") is None
+    assert cli._take(args, "--traceback") and not cli._take(args, "--config", "a file")
     assert args == ["a", "--", "--traceback", "--config", "x"]
 
 
@@ -479,7 +478,7 @@ def test_demo_hands_its_settings_on(monkeypatch):
     calls = []
     monkeypatch.setattr(demo, "run", lambda **settings: calls.append(settings))
     assert cli.main(["demo", "--out", "somewhere", "--seed", "3"]) == 0
-    assert calls == [{"out": Path("somewhere"), "seed": 3, "recipe": None}]
+    assert calls == [{"out": Path("somewhere"), "seed": 3, "recipe": None, "device": "auto", "threads": None}]
 
 
 class Colour(enum.Enum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from PIL import Image
 from hyptree import cli
 from hyptree.config import load
 from hyptree.errors import UserError
-from hyptree.train import demo
 from hyptree.train.run.recipe import Recipe
 from tests.explore.html import explorer_data, read
 
@@ -65,22 +65,22 @@ def test_demo_page_is_that_of_the_run(finished: tuple[Path, str]) -> None:
     assert "background" in data["regions"] and all("mostly" in one["layers"][1][0] for one in data["images"])
 
 
-def test_demo_replaces_an_earlier_one_and_nothing_else(tmp_path: Path) -> None:
+def test_demo_replaces_an_earlier_one_and_nothing_else(finished: tuple[Path, str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    (out / "checkpoints" / "last").mkdir(parents=True)
-    (out / "recipe.yaml").write_text("old")
+    shutil.copytree(finished[0], out)
+    (out / "checkpoints" / "last" / "old").write_text("old")
     (out / "mine.txt").write_text("keep")
-    demo._clear(out)
-    assert [path.name for path in out.iterdir()] == ["mine.txt"]
-    demo._clear(tmp_path / "new" / "folder")
-    assert (tmp_path / "new" / "folder").is_dir()
+    before = (out / "recipe.yaml").stat().st_mtime_ns
+    assert cli.main(["demo", "--out", str(out), "--recipe", str(finished[0].parent / "small.yaml"), "--seed", "3"]) == 0
+    assert (out / "mine.txt").read_text() == "keep" and not (out / "checkpoints" / "last" / "old").exists()
+    assert (out / "recipe.yaml").stat().st_mtime_ns > before and (out / "index.html").is_file()
 
 
 def test_demo_recipe_is_sound() -> None:
-    recipe = load(Recipe, demo.demo_recipe())
+    recipe = load(Recipe, "recipes/demo.yaml")
     assert (recipe.task, recipe.data.name, recipe.model.name) == ("classify", "world", "hcformer_pico")
     assert recipe.model.args["img_size"] == recipe.data.size  # no bias is interpolated
-    assert recipe.run.device == "cpu"
+    assert recipe.run.device == "auto"
 
 
 def test_explain_writes_the_page_of_a_run_again(
@@ -150,10 +150,10 @@ def test_mistakes_are_one_line(
 
 def test_folder_without_a_run_and_out_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", str(tmp_path)]) == 2
-    assert "not the folder of a run" in capsys.readouterr().err
+    assert "holds no model, it has none of recipe.yaml" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert cli.main(["demo", "--out", str(tmp_path / "file")]) == 2
-    assert "is a file, expected a folder" in capsys.readouterr().err
+    assert "is a file; the run needs a folder" in capsys.readouterr().err
 
 
 def test_a_run_with_a_dense_head_is_not_said_to_have_no_clusters() -> None:

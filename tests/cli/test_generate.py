@@ -158,7 +158,7 @@ def test_a_mistake_is_one_line(run, capsys, flags, message):
 
 def test_what_is_no_language_model_is_said(run, exported, capsys, tmp_path):
     assert "no such folder" in generate(capsys, tmp_path / "none", "x")[2]
-    assert "neither recipe.yaml (a run) nor config.json" in generate(capsys, tmp_path, "x")[2]
+    assert "holds no model, it has none of recipe.yaml" in generate(capsys, tmp_path, "x")[2]
     import shutil
 
     bare = tmp_path / "bare"
@@ -178,3 +178,36 @@ def test_export_refuses_what_it_cannot_do(run, exported):
         export(run, "onnx")
     with pytest.raises(UserError, match=r"exported as hf .* or safetensors, not torch-export"):
         export(run, "torch-export")
+
+
+def test_perplexity_of_a_text_is_that_of_the_definition(run, exported, capsys, tmp_path, monkeypatch):
+    """Block by block, of a run and of the same model as ``hf:FOLDER``; bytes are those of the predicted tokens."""
+    from hyptree.train.language import load_language_model
+
+    monkeypatch.setenv("HYPTREE_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("The statement is a compound one, and so is its name. " * 6)
+    model, tokenizer = load_language_model(run)
+    ids = [tokenizer.bos_token_id, *tokenizer(text.read_text(), add_special_tokens=False).input_ids]
+    ids = torch.tensor([*ids, tokenizer.eos_token_id])
+    losses, num_bytes = [], 0
+    with torch.no_grad():
+        for block in ids.split(48):  # the model's context
+            logs = model(block[None]).logits[0, :-1].double().log_softmax(-1)
+            losses.append(-logs.gather(1, block[1:, None]))
+            num_bytes += len(tokenizer.decode(block[1:], skip_special_tokens=True).encode())
+    nats = torch.cat(losses).sum().item()
+    answers = []
+    for name in (str(run), f"hf:{exported}", str(exported)):
+        assert main(["eval", name, "--text", str(text), "--device", "cpu", "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] == pytest.approx(answers[1], rel=1e-6) and answers[1] == answers[2]
+    assert (answers[0]["tokens"], answers[0]["bytes"]) == (sum(map(len, losses)), num_bytes)
+    assert answers[0]["bits_per_byte"] == pytest.approx(nats / num_bytes / 0.6931471805599453, rel=1e-5)
+    assert answers[0]["perplexity"] == pytest.approx(2.718281828459045 ** (nats / answers[0]["tokens"]), rel=1e-5)
+    for words, told in (
+        ([str(exported)], "not used here; give a run"),
+        ([str(run), "--text", "no.txt"], "no such file"),
+    ):
+        assert main(["eval", *words]) == 2
+        assert told in capsys.readouterr().err

@@ -25,6 +25,7 @@ eval nope --tasks piqa
 compare nope.yaml
 demo --recipe nope.yaml
 generate nope text
+runs nope
 export nope
 explain runs/nope
 explain hf:runs/nope
@@ -35,7 +36,6 @@ reduce vit_tiny_patch16_224 --image nope.png
 reduce vit_tiny_patch16_224 --weights nope
 reduce vit_tiny_patch16_224 --data nope/a
 reduce vit_tiny_patch16_224 --data pets:nope
-tree eval nope
 tree draw nope
 tree show nope.tsv
 lab sweep --resume --out nope

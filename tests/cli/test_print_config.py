@@ -27,7 +27,6 @@ NEEDED = {
     "explain": ["hcformer_pico"],
     "reduce": ["vit_tiny_patch16_224"],
     "export": ["runs/x"],
-    "tree eval": ["runs/x"],
     "tree draw": ["runs/x"],
     "tree show": ["edges.tsv"],
     "lab fit": ["runs/x"],

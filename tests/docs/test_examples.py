@@ -14,7 +14,7 @@ from hyptree.tables import spread
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
-WITHOUT_CODE = {"BENCHMARKS", "CONTRIBUTING", "RESULTS", "gallery", "glossary", "which"}
+WITHOUT_CODE = {"BENCHMARKS", "CONTRIBUTING", "RESULTS", "gallery", "glossary", "options", "which"}
 
 
 def blocks(page: str) -> list[tuple[int, str]]:
@@ -47,6 +47,12 @@ def test_pages_have_blocks_and_name_their_language() -> None:
 def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip(), "an example shows something"
+
+
+def test_the_page_of_options_is_what_the_command_line_reads() -> None:
+    """Made again by ``python docs/options.py``."""
+    page = runpy.run_path(str(ROOT / "docs" / "options.py"))["page"]()
+    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == page
 
 
 def test_pictures_are_small_and_nearly_all_are_made_by_the_script() -> None:

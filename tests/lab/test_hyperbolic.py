@@ -17,14 +17,12 @@ from hyptree.geometry import lorentz
 from hyptree.lab import definition
 from hyptree.lab.engine import Engine, build_index, gradients
 from hyptree.lab.fits import best_curvatures, fit_power, fit_runs
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.hyperbolic import excess, readout
 from hyptree.lab.metrics import lorentz_overlap, overlap
 from hyptree.lab.sampler import Sampler
-from hyptree.lab.sweeps.grid import Grid, Model
-from hyptree.lab.sweeps.presets import preset
+from hyptree.lab.sweeps.grid import Grid, Model, preset
 from hyptree.lab.sweeps.runner import sweep
-from hyptree.lab.theory import curved_floor, curved_threshold, matched_curvature
+from hyptree.lab.theory import curved_floor, curved_threshold, frequencies, matched_curvature
 from tests.lab.sweeps.test_sweep import TINY, Killed, at_step, kill
 from tests.lab.test_engine import dense_batches, run, trained
 

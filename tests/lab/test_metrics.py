@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.hyperbolic import readout
 from hyptree.lab.metrics import mean_square_overlap, measure, overlap, regime, silent_features
 from hyptree.lab.theory import (
     finite_exponent,
+    frequencies,
     random_overlap,
     strong_exponent,
     unlearned_loss,

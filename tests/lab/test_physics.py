@@ -11,9 +11,9 @@ import pytest
 
 from hyptree.files import load_tensors
 from hyptree.lab.fits import fit_runs
-from hyptree.lab.frequencies import frequencies
-from hyptree.lab.sweeps.presets import preset
+from hyptree.lab.sweeps.grid import preset
 from hyptree.lab.sweeps.runner import sweep
+from hyptree.lab.theory import frequencies
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from hyptree.lab.figures.panels import Panel, Series
 from hyptree.lab.figures.sweep_figures import FIGURES
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.published import MAP, POINTS, agrees, compare, published_exponent, scatter
-from hyptree.lab.sweeps.presets import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS, preset
+from hyptree.lab.sweeps.grid import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS, preset
 from hyptree.lab.sweeps.run_table import COLUMNS, read_runs
 from hyptree.tables import to_csv
 

@@ -13,12 +13,11 @@ from safetensors.torch import save_file
 
 from hyptree.errors import UserError
 from hyptree.lab.fits import fit_runs
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.lm_heads.checkpoint import find_lm_head
 from hyptree.lab.lm_heads.overlap import overlap
 from hyptree.lab.sampler import Sampler
 from hyptree.lab.shared_exponent import fit_shared
-from hyptree.lab.theory import finite_exponent
+from hyptree.lab.theory import finite_exponent, frequencies
 from tests.lab.lm_heads.test_gguf import write
 from tests.lab.test_fits import WIDTHS, llm_points, rows
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hyptree.errors import UserError
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.sampler import Sampler
+from hyptree.lab.theory import frequencies
 
 
 def test_shapes_and_their_scale() -> None:

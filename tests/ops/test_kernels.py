@@ -57,6 +57,22 @@ def test_labels_are_those_of_the_definition(kind: str, linkage: str, device: str
 
 
 @pytest.mark.parametrize("linkage", LINKAGES)
+@pytest.mark.parametrize("kind", ["smooth", "ties"])
+def test_rounds_may_be_spread_over_the_device(
+    kind: str, linkage: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hyptree.ops.agglomerate import triton
+
+    monkeypatch.setattr(triton, "WHOLE", 4)
+    for num_tokens in (9,) if device == "cpu" else (14, 576, 2500):
+        D = distances(2, num_tokens, kind, device)
+        k = num_tokens // 3
+        monkeypatch.setattr(triton, "_BYTES", 1 if kind == "smooth" else 2**32)  # image by image, or all at once
+        expected = reference.cut(reference.build_forest(D.cpu(), linkage, num_tokens - k), k)
+        assert torch.equal(triton.labels(D, k, linkage).cpu(), expected)
+
+
+@pytest.mark.parametrize("linkage", LINKAGES)
 def test_links_of_equal_height_go_by_their_ends(linkage: str, device: str) -> None:
     D = torch.ones(1, 5, 5)
     D[:, :3, :3] = D[:, 3:, 3:] = (
@@ -208,9 +224,9 @@ def test_compiled_and_repeated_runs_give_the_same_bits() -> None:
 
 @pytest.mark.gpu
 def test_more_tokens_than_the_kernel_takes_go_through_torch() -> None:
-    D = distances(1, 1100, "smooth", "cuda")
+    D = distances(1, 4100, "smooth", "cuda")
     assert torch.equal(
-        agglomerate(D, 550, check=False).cpu(), reference.cut(reference.build_forest(D.cpu(), "average", 550), 550)
+        agglomerate(D, 2050, check=False).cpu(), reference.cut(reference.build_forest(D.cpu(), "average", 2050), 2050)
     )
 
 
@@ -219,9 +235,9 @@ def test_auto_takes_the_kernel_where_it_fits(monkeypatch: pytest.MonkeyPatch) ->
     device = torch.device("cuda")
     on_gpu = SimpleNamespace(is_cuda=True, device=device)
     for num_tokens, dtype, linkage, chosen in (
-        (1024, torch.float32, "average", "triton"),
-        (1024, torch.float32, "single", "triton"),
-        (1025, torch.float32, "average", "torch"),
+        (4096, torch.float32, "average", "triton"),
+        (4096, torch.float32, "single", "triton"),
+        (4097, torch.float32, "average", "torch"),
         (196, torch.float64, "average", "torch"),
         (196, torch.float32, "ward", "torch"),
     ):
@@ -236,8 +252,8 @@ def test_a_kernel_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> N
     D = torch.rand(1, 4, 4, dtype=torch.float64)
     with pytest.raises(ValueError, match="distances are float64, the kernel needs float32; use backend='auto'"):
         agglomerate(D, 2, backend="triton", check=False)
-    with pytest.raises(ValueError, match="1025 tokens, the kernel takes up to 1024"):
-        agglomerate(torch.zeros(1, 1025, 1025), 2, backend="triton", check=False)
+    with pytest.raises(ValueError, match="4097 tokens, the kernel takes up to 4096"):
+        agglomerate(torch.zeros(1, 4097, 4097), 2, backend="triton", check=False)
     with pytest.raises(ValueError, match=r"backend must be one of .*, got 'tritn'; did you mean 'triton'"):
         agglomerate(D, 2, backend="tritn", check=False)
     monkeypatch.setenv("HYPTREE_BACKEND", "cuda")

@@ -79,11 +79,12 @@ def test_launch_finds_what_was_compiled_for_equal_arguments_only(monkeypatch: py
     from hyptree.ops import launch as module
 
     monkeypatch.setattr(module, "_COMPILED", {})
+    monkeypatch.setattr(module, "_stream_of", lambda: lambda index: ("stream of", index))
     calls: list[tuple[str, tuple[int, ...], tuple[object, ...]]] = []
 
     class Compiled:
         def __getitem__(self, grid: tuple[int, ...]) -> object:
-            return lambda *args: calls.append(("again", grid, args))
+            return lambda *args, stream: calls.append(("again", grid, (*args, stream)))
 
     class Kernel:
         device_caches = ()
@@ -100,7 +101,7 @@ def test_launch_finds_what_was_compiled_for_equal_arguments_only(monkeypatch: py
     settings = {"BLOCK": 8, "EPS": 0.5, "num_warps": 1}
     launch(kernel, (3,), (x,), (32,), settings)
     launch(kernel, (4,), (x,), (48,), settings)
-    assert calls[-1] == ("again", (4, 1, 1), (x, 48, 0.5, 8))
+    assert calls[-1] == ("again", (4, 1, 1), (x.data_ptr(), 48, 0.5, 8, ("stream of", None)))
     others = [
         ((x.double(),), (32,), settings), ((x,), (33,), settings), ((x,), (1,), settings),
         ((x,), (32,), {**settings, "EPS": 0.25}), ((x,), (32,), {**settings, "num_warps": 2}),

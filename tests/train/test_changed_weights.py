@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -293,8 +294,7 @@ def test_a_run_of_others_makes_no_file_elsewhere(copy: Path, tmp_path: Path, nam
 def test_an_index_cannot_name_a_file_outside_its_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, outside: str
 ) -> None:
-    from hyptree.lab.lm_heads.checkpoint import find_lm_head
-    from hyptree.lab.lm_heads.hub import HubModel
+    from hyptree.lab.lm_heads import checkpoint
 
     save_file({"lm_head.weight": torch.randn(8, 4)}, tmp_path / "outside.safetensors")
     folder = tmp_path / "model"
@@ -306,10 +306,14 @@ def test_an_index_cannot_name_a_file_outside_its_folder(
     with pytest.raises(UserError, match=re.escape(message)):
         check_weights(folder)
     fetched = []
-    monkeypatch.setattr(HubModel, "files", lambda self: [path.name for path in folder.iterdir()])
-    monkeypatch.setattr(HubModel, "fetch", lambda self, name: fetched.append(name) or folder / name)
+    about = SimpleNamespace(siblings=[SimpleNamespace(rfilename=path.name) for path in folder.iterdir()])
+    hub = SimpleNamespace(
+        HfApi=lambda: SimpleNamespace(model_info=lambda repo, timeout: about),
+        hf_hub_download=lambda repo, name: fetched.append(name) or str(folder / name),
+    )
+    monkeypatch.setattr(checkpoint, "_ask_hub", lambda repo, question: question(hub))
     with pytest.raises(UserError, match=re.escape(message)):
-        find_lm_head("some/model")
+        checkpoint.find_lm_head("some/model")
     assert fetched == ["model.safetensors.index.json"]
 
 

@@ -229,7 +229,11 @@ def test_help_shows_the_values_that_are_read(width, monkeypatch, capsys):
     assert {"run.deterministic", "tokens.prop-attn", "model.plugin.enabled"} <= {*switches}
     for flag in switches:
         for words, value in (([f"--{flag}"], True), ([f"--no-{flag}"], False), ([f"--{flag}", "false"], False)):
-            recipe = parse(train, "hyptree train", ["world_classify", *words]).settings[0]
+            words = ["world_classify", "--model.plugin.name", "himapper", *words]
+            recipe = parse(train, "hyptree train", words).settings[0]
+            if flag == "model.plugin.enabled":  # one that is off is none
+                assert (recipe.model.plugin is not None) is value
+                continue
             assert functools.reduce(getattr, flag.replace("-", "_").split("."), recipe) is value
 
 
@@ -246,7 +250,7 @@ def test_help_names_every_task(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "RUN"], "already holds a run; choose another --out, or go on with: hyptree train "),
+        (["train", "RUN"], "already holds a run; choose another --out, --overwrite it, or go on with: hyptree train "),
         (["train", "RUN", "--resume", "--optim.lr", "1"], "it was made with optim.lr = 0.002, now it is 1.0"),
         (
             ["train", "RUN", "--out", "x", "--optim.lrr", "1"],
@@ -269,8 +273,8 @@ def test_help_names_every_task(capsys):
             "unknown model 'resnet5o'; did you mean 'resnet50'?",
         ),
         (["eval", "RUN", "--split", "tset"], "got 'tset'; did you mean 'test'?"),
-        (["eval", "nowhere"], "nowhere is not the folder of a run: no such folder"),
-        (["export", "nowhere"], "nowhere is not the folder of a run"),
+        (["eval", "nowhere"], "nowhere: no such folder; give a run of hyptree train"),
+        (["export", "nowhere"], "nowhere: no such folder; give a run of hyptree train"),
         (["models", "resnet5oo"], "no model matches 'resnet5oo'; did you mean 'resnet50'?"),
     ],
 )

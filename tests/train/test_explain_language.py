@@ -298,7 +298,7 @@ def test_mistakes_are_one_line(runs, tmp_path, capsys):
     for arguments, message in (
         ([str(runs["helm"]), "--wordnet", str(tmp_path / "none")], "none: no such folder; leave --wordnet out"),
         ([str(runs["helm"]), "--rival", str(tmp_path / "none")], "no such folder"),
-        ([str(runs["helm"]), "--rival", str(tmp_path)], "holds no language model"),
+        ([str(runs["helm"]), "--rival", str(tmp_path)], "holds no model"),
         ([str(runs["helm"]), "--size", "32"], "--size is for tables of clusters and pages of pictures"),
         (["test_vit", "--wordnet", str(tmp_path)], "--wordnet is for language models, not for pages of pictures"),
     ):

@@ -22,7 +22,7 @@ from hyptree.train.loop import Trainer, fit
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks.fewshot import FewShot, by_name
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
-from hyptree.vlm.lathadapter.head_file import load_head
+from hyptree.vlm.lathadapter.fewshot import load_head
 from tests.train.fewshot_world import save_world_clip
 from tests.train.test_resume import assert_same_run
 from tests.vlm.small_models import save_bert, save_dual

@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from hyptree.errors import UserError
-from hyptree.runs import RunFolder, damage
+from hyptree.runs import RunFolder, best_weights, damage
 from hyptree.train.loop import Trainer, fit
+from hyptree.train.run.recipe import Recipe
 from tests.processes import forkserver
 from tests.train import tiny
 
@@ -103,13 +104,33 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     recipe = tiny.recipe("schedule.epochs=1")
     fit(recipe, tmp_path, quiet=True)
     with pytest.raises(
-        UserError, match=r"already holds a run; choose another --out, or go on with: hyptree train .* --resume$"
+        UserError,
+        match=r"already holds a run; choose another --out, --overwrite it, or go on with: hyptree train .* --resume$",
     ):
         fit(recipe, tmp_path, quiet=True)
     with pytest.raises(UserError, match=r"made with optim.lr = 0.01, now it is 0.02; give the same recipe"):
         fit(tiny.recipe("schedule.epochs=1", "optim.lr=0.02"), tmp_path, resume=True, quiet=True)
     # What does not change the numbers may change.
     fit(tiny.recipe("schedule.epochs=1", "data.workers=3", "run.save_steps=7"), tmp_path, resume=True, quiet=True)
+
+
+def test_overwrite_replaces_a_run_once_training_can_begin(tmp_path):
+    recipe = tiny.recipe("schedule.epochs=1")
+    fit(recipe, tmp_path / "run", quiet=True)
+    (tmp_path / "run" / "mine.txt").write_text("keep")
+    with pytest.raises(UserError, match="leave one of them out"):
+        fit(recipe, tmp_path / "run", resume=True, overwrite=True, quiet=True)
+    with pytest.raises(UserError, match="larger than the training set"):
+        fit(tiny.recipe("data.batch_size=10000"), tmp_path / "run", overwrite=True, quiet=True)
+    assert RunFolder(tmp_path / "run").recipe(Recipe).data.batch_size != 10000, "the old run is still there"
+    other = tiny.recipe("schedule.epochs=1", "run.seed=5")
+    fit(other, tmp_path / "run", overwrite=True, quiet=True)
+    fit(other, tmp_path / "new", quiet=True)
+    again, new = (RunFolder(tmp_path / name) for name in ("run", "new"))
+    for name, value in best_weights(new.path).items():
+        assert torch.equal(value, best_weights(again.path)[name]), name
+    assert [line["step"] for line in again.read_metrics()] == [line["step"] for line in new.read_metrics()]
+    assert (again.path / "mine.txt").read_text() == "keep" and not (again.checkpoints / "previous").exists()
 
 
 # ------------------------------------------------------------------------------------------------ damaged checkpoints

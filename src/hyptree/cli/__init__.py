@@ -22,7 +22,7 @@ How to add a verb
 How to add a subverb (``hyptree tree draw``)
     In ``hyptree/cli/tree.py`` write such a function with its own dataclass and add it to that file's table::
 
-        SUBVERBS = {"eval": evaluate, "draw": draw}
+        SUBVERBS = {"draw": draw, "show": show}
 
     The first line of the function's docstring is its summary in ``hyptree tree --help``. A module has ``SUBVERBS`` or
     ``run``, not both. Nothing in this file changes.
@@ -47,6 +47,7 @@ from hyptree.signals import Stopped, is_main_process
 VERBS: dict[str, str] = {
     "demo": "train a small model on built-in data and write a page on what it sees",
     "train": "train what a recipe says: pictures, segments, objects",
+    "runs": "list runs: how far they are, what they came to",
     "eval": "numbers of a trained run",
     "generate": "text from a trained language model",
     "compare": "train variants of a recipe alike and write the table",
@@ -54,7 +55,7 @@ VERBS: dict[str, str] = {
     "reduce": "measure and draw a vision transformer with fewer tokens",
     "models": "list the models that a recipe can name",
     "export": "write a trained model as one file for other programs",
-    "tree": "look at hierarchies, measure and draw embeddings of them",
+    "tree": "look at hierarchies, draw embeddings of them",
     "lab": "superposition: train grids of toy models, fit how loss falls with width",
     "vlm": "CLIP and its kin: adapters, few-shot heads, the hierarchy of their embeddings",
     "bench": "time and check the library against its rivals in one run",
@@ -65,6 +66,7 @@ GONE: dict[str, str] = {
     "vlm train-fewshot": "hyptree train recipes/fewshot_world.yaml --model.name MODEL",
     "vlm train-scale": "hyptree train recipes/openvocab_world.yaml --model.name MODEL",
     "tree embed": "hyptree train recipes/embed_mammals.yaml --embed.edges FILE",
+    "tree eval": "hyptree eval RUN",
 }
 """What to type instead of a verb that is no more. A verb that is there is not looked up."""
 
@@ -101,10 +103,11 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str], bool, str 
         run: what takes them, --print-config and --config; by default what finds the verb.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    show_traceback = _take_flag(args, "--traceback") or os.environ.get("HYPTREE_DEBUG", "0") not in ("", "0")
+    show_traceback = bool(_take(args, "--traceback")) or os.environ.get("HYPTREE_DEBUG", "0") not in ("", "0")
     try:
         # Taken out here, so that they may stand anywhere, before the verb too.
-        code = (run or _dispatch)(args, _take_flag(args, "--print-config"), _take_value(args, "--config"))
+        prints, files = _take(args, "--print-config"), _take(args, "--config", "a file, e.g. --config recipe.yaml")
+        code = (run or _dispatch)(args, bool(prints), files[-1] if files else None)
         sys.stdout.flush()  # here, where a closed pipe is still caught
         return code
     except BrokenPipeError:
@@ -219,27 +222,25 @@ def _run(command: Command, prog: str, args: list[str], print_config: bool, yaml_
         raise
 
 
-def _take_flag(args: list[str], flag: str) -> bool:
-    """Whether the flag is given before a bare ``--``; removes it from ``args``."""
-    end = args.index("--") if "--" in args else len(args)
-    kept = [arg for arg in args[:end] if arg != flag]
+def _take(args: list[str], flag: str, value: str = "") -> list[str]:
+    """What is given by ``--flag``, or by ``--flag VALUE`` and ``--flag=VALUE``, up to a bare ``--``; taken out of them.
+
+    Args:
+        value: what it needs, in words; without, the flag stands alone.
+    """
+    end, taken, kept = args.index("--") if "--" in args else len(args), [], []
+    words = iter(args[:end])
+    for word in words:
+        if word == flag and value:
+            word = f"{flag}={next(words, '-')}"
+            if word.startswith(f"{flag}=-"):
+                raise UserError(f"{flag} needs {value}")
+        if word == flag or (value and word.startswith(f"{flag}=")):
+            taken.append(word[len(flag) + 1 :])
+        else:
+            kept.append(word)
     args[:end] = kept
-    return len(kept) < end
-
-
-def _take_value(args: list[str], flag: str) -> str | None:
-    """The value of ``--flag VALUE`` or ``--flag=VALUE``; removes both from ``args``."""
-    for i, arg in enumerate(args):
-        if arg == "--":
-            break
-        if arg.startswith(flag + "="):
-            return args.pop(i)[len(flag) + 1 :]
-        if arg == flag:
-            if i + 1 >= len(args) or args[i + 1].startswith("-"):
-                raise UserError(f"{flag} needs a file, e.g. {flag} recipe.yaml")
-            del args[i]
-            return args.pop(i)
-    return None
+    return taken
 
 
 def _report(message: str, show_traceback: bool) -> None:

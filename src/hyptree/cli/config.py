@@ -21,8 +21,39 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyptree.config import coerce, expected, load, parse_yaml, read_yaml
+from hyptree.checks import require_numbers
+from hyptree.config import coerce, expected, load, parse_yaml, read_yaml, section_class
 from hyptree.errors import UserError, suggest
+
+
+@dataclass(kw_only=True)
+class AsJson:
+    """A verb that may answer in JSON."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(kw_only=True)
+class OnDevice:
+    """A verb that computes."""
+
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
+    threads: int | None = None
+    """CPU threads; by default torch decides."""
+
+    def find_device(self) -> Any:
+        """The device; from now on this process uses so many CPU threads."""
+        import torch
+
+        from hyptree.devices import find_device
+
+        if self.threads is not None:
+            require_numbers(self, "at least 1", "threads", flag="--")
+            torch.set_num_threads(self.threads)
+        return find_device(self.device)
+
 
 _IS_FLAG = re.compile("--|-[a-zA-Z]").match
 _OWN_TYPE = {"null": types.NoneType, "true": bool, "false": bool}
@@ -43,10 +74,12 @@ def parse(command: Callable[..., Any], prog: str, args: Sequence[str], yaml_path
     """
     cls: Any = config_class(command)
     keys = getattr(cls, "keys", None)
-    own = list(_options(cls))
-    options = own if keys is None else [*own, *_options(keys, short=getattr(cls, "short", {}))]
     words = args[: args.index("--")] if "--" in args else args
-    if "-h" in words or "--help" in words:
+    wants_help = "-h" in words or "--help" in words
+    short = getattr(cls, "short", {})
+    own = list(_options(cls, short=short))
+    options = [*own, *_options(keys, short=short, words=None if wants_help else words)] if keys else own
+    if wants_help:
         print("\n".join(_help(inspect.getdoc(command) or "", prog, options)))
         return None
     chosen = _read(options, args, prog)
@@ -100,22 +133,31 @@ class Option:
         self.flag = self.metavar or "--" + self.name.replace("_", "-")
 
 
-def _options(cls: type, prefix: str = "", short: Mapping[str, str] = types.MappingProxyType({})) -> Iterator[Option]:
-    """The fields of a dataclass that words can fill, those of its sections last and below their heading."""
+def _options(
+    cls: type, prefix: str = "", *, short: Mapping[str, str] | None = None, words: Sequence[str] | None = None
+) -> Iterator[Option]:
+    """The fields of a dataclass that words can fill: its own, inherited ones, those of sections below their heading.
+
+    Sections whose class is imported only where it is used have theirs if a word names one of them, or without words.
+    """
     hints, sections = typing.get_type_hints(cls, include_extras=True), []
-    for field in dataclasses.fields(cls):
+    for field in sorted(dataclasses.fields(cls), key=lambda field: field.name not in inspect.get_annotations(cls)):
         kind, name, metavar = hints[field.name], prefix + field.name, ""
         if typing.get_origin(kind) is typing.Annotated:
             kind, metavar = typing.get_args(kind)
+        flags = (f"--{name}.", f"--no-{name}.")
+        if words is not None and "section" in field.metadata and not any(word.startswith(flags) for word in words):
+            continue
+        if (section := section_class(field, kind)) is not None:
+            sections.append(Option(name, section, owner=cls))
+            continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        option = Option(name, kind, default, metavar, short.get(name, ""), cls)
-        if dataclasses.is_dataclass(kind):
-            sections.append(option)
-        elif field.init and not any(map(dataclasses.is_dataclass, option.items)):
+        option = Option(name, kind, default, metavar, (short or {}).get(name, ""), cls)
+        if field.init and not any(map(dataclasses.is_dataclass, option.items)):
             yield option
     for section in sections:
         yield section
-        yield from _options(section.kind, f"{section.name}.", short)
+        yield from _options(section.kind, f"{section.name}.", short=short, words=words)
 
 
 # --------------------------------------------------------------------------------------------------------------- words

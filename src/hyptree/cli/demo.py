@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyptree.checks import require_numbers
+from hyptree.cli.config import OnDevice
 
 
 @dataclass
-class DemoConfig:
+class DemoConfig(OnDevice):
+    """``hyptree demo``."""
+
     out: Path = Path("runs/demo")
     """Folder of the run and its page; made when absent. An earlier demo in it is replaced."""
     seed: int = 0
@@ -32,4 +35,4 @@ def run(config: DemoConfig) -> None:
         find_yaml(config.recipe)
     from hyptree.train import demo
 
-    demo.run(out=config.out, seed=config.seed, recipe=config.recipe)
+    demo.run(**vars(config))

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from hyptree.checks import require_numbers
+from hyptree.cli.config import OnDevice
 from hyptree.errors import UserError
 from hyptree.files import require_path
 
 
 @dataclass(kw_only=True)
-class ExplainConfig:
-    """``hyptree explain``."""
+class ExplainConfig(OnDevice):
+    """``hyptree explain``; only language models are large enough to look into for a device to be chosen."""
 
     model: Annotated[str, "MODEL"]
     """Folder that hyptree train wrote (of a language model or a few-shot head too), or a name such as hcformer_nano
@@ -68,6 +69,7 @@ def run(config: ExplainConfig) -> None:
 
     hyptree explain runs/demo photo.jpg --out page.html
     """
+    from hyptree.train.source import find_model
     from hyptree.vlm.encoders.spec import check_spec, is_encoder
 
     for path in config.images:
@@ -80,19 +82,30 @@ def run(config: ExplainConfig) -> None:
         config = replace(config, model=f"hf:{config.model}", out=config.out or Path(config.model) / "index.html")
     if _task_of(config.model) == "fewshot":
         config = _with_head(config)
-    if is_encoder(config.model):
-        check_spec(config.model)
+    source = find_model(config.model, "run", "timm", "hf", "open_clip")
+    if config.rival is not None:
+        find_model(config.rival, "run", "timm")
+    if source.kind in ("hf", "open_clip"):
+        check_spec(config.model if is_encoder(config.model) else f"hf:{config.model}")
         _require_read(config, "encoders")
-        print(_page_of_encoder(config))
+        from hyptree.train.explain import page_of_encoder
+
+        names = ("images", "texts", "head", "pairs", "geometry", "random_init")
+        options = {name: getattr(config, name) for name in names} | {"num_pictures": config.pictures}
+        print(page_of_encoder(config.model, config.out or Path("explain.html"), **options))
         return
-    for model in filter(None, (config.model, config.rival)):
-        if "/" in model or "\\" in model:
-            require_path(model, "folder", "give the folder of a run, or a name such as hcformer_nano")
     if _task_of(config.model) == "language":
-        print(_page_of_tokens(config))
+        from hyptree.train.explain import page_of_tokens
+
+        _require_read(config, "language models")
+        options = {"wordnet": config.wordnet, "num_blocks": config.samples, "device": config.find_device()}
+        print(page_of_tokens(config.model, config.rival, out=config.out, **options))
         return
     if _task_of(config.model) == "embed":
-        print(_page_of_embedding(config))
+        from hyptree.train.explain import page_of_embedding
+
+        _require_read(config, "embedded hierarchies")
+        print(page_of_embedding(config.model, config.out))
         return
     _require_read(config, "tables of clusters" if config.table else "pages of pictures")
     from hyptree.explore.pages import run_pictures as report
@@ -116,7 +129,7 @@ def run(config: ExplainConfig) -> None:
 
 _READ = {
     "encoders": ("images", "out", "pictures", "texts", "head", "pairs", "geometry", "random_init"),
-    "language models": ("out", "wordnet", "rival", "samples"),
+    "language models": ("out", "wordnet", "rival", "samples", "device", "threads"),
     "embedded hierarchies": ("out",),
     "tables of clusters": ("table", "size", "samples", "target", "heads", "rival", "json"),
     "pages of pictures": ("images", "out", "size", "pictures"),
@@ -142,13 +155,6 @@ def _task_of(model: str) -> str | None:
     return folder.settings().get("task") if folder.holds_run else None
 
 
-def _page_of_tokens(config: ExplainConfig) -> Path:
-    from hyptree.train.explain import page_of_tokens
-
-    _require_read(config, "language models")
-    return page_of_tokens(config.model, config.rival, out=config.out, wordnet=config.wordnet, num_blocks=config.samples)
-
-
 def _with_head(config: ExplainConfig) -> ExplainConfig:
     """For a few-shot run: its encoder, with the head of the run."""
     from hyptree.runs import RunFolder
@@ -163,38 +169,17 @@ def _with_head(config: ExplainConfig) -> ExplainConfig:
     return replace(config, model=name, head=run, out=out, random_init=recipe.fewshot.random_init)
 
 
-def _page_of_embedding(config: ExplainConfig) -> Path:
-    from hyptree.train.explain import page_of_embedding
-
-    _require_read(config, "embedded hierarchies")
-    return page_of_embedding(config.model, config.out)
-
-
-def _page_of_encoder(config: ExplainConfig) -> Path:
-    from hyptree.train.explain import page_of_encoder
-
-    return page_of_encoder(
-        config.model,
-        config.out or Path("explain.html"),
-        images=config.images,
-        texts=config.texts,
-        head=config.head,
-        pairs=config.pairs,
-        num_pictures=config.pictures,
-        geometry=config.geometry,
-        random_init=config.random_init,
-    )
-
-
 def _subject(model: str, size: int | None) -> Any:
     """The model that a folder or a name stands for."""
     from hyptree.train.explain import subject_of_name, subject_of_run
+    from hyptree.train.source import find_model
 
-    if Path(model).is_dir():
-        subject = subject_of_run(model)
-        subject.size = size or subject.size
-        return subject
-    return subject_of_name(model, size)
+    source = find_model(model, "run", "timm")
+    if source.kind == "timm":
+        return subject_of_name(source.name, size)
+    subject = subject_of_run(model)
+    subject.size = size or subject.size
+    return subject
 
 
 def _print_table(config: ExplainConfig, subject: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 class ExportConfig:
     """``hyptree export``."""
 
-    run: Annotated[Path, "RUN"]
+    run: Annotated[str, "RUN"]
     """Folder that hyptree train wrote."""
     format: Literal["safetensors", "torch-export", "onnx", "hf", "adapter"] = "safetensors"
     """safetensors: the weights; torch-export: a program (.pt2) that needs torch alone; onnx: one that needs none;
@@ -28,11 +28,11 @@ class ExportConfig:
 
 def run(config: ExportConfig) -> int:
     """Write a run's best weights, or its model as a program that is checked against the original."""
-    from hyptree.runs import RunFolder
+    from hyptree.train.source import find_model
 
-    RunFolder(config.run).require_run()
+    run = Path(find_model(config.run, "run").name)
     from hyptree.train.export import export
 
-    path, difference = export(config.run, config.format, config.out, size=config.size, batch=config.batch)
+    path, difference = export(run, config.format, config.out, size=config.size, batch=config.batch)
     print(path if difference is None else f"{path}  (largest difference to the model: {difference:.2g})")
     return 0

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
+from hyptree.cli.config import AsJson, OnDevice
 from hyptree.errors import UserError
-from hyptree.files import require_path
-
-LANGUAGE_MODELS = "give a run of hyptree train, or a folder of save_pretrained"
+from hyptree.train.source import find_model
 
 
-@dataclass
-class GenerateConfig:
-    """``hyptree generate``."""
+@dataclass(kw_only=True)
+class GenerateConfig(AsJson, OnDevice):
+    """``hyptree generate``; as JSON one object per text instead of showing it as it comes."""
 
-    model: Annotated[Path, "MODEL"]
-    """Folder that hyptree train wrote, or one of transformers' save_pretrained with model and tokenizer."""
+    model: Annotated[str, "MODEL"]
+    """Folder that hyptree train wrote, or hf:FOLDER_OR_ID of transformers, with model and tokenizer."""
     prompt: Annotated[str, "PROMPT"]
     """Beginning of the text."""
     max_new_tokens: int = 200
@@ -34,24 +32,19 @@ class GenerateConfig:
     """Texts to write, each with the next seed."""
     seed: int = 0
     """Same seed, same device: same text."""
-    device: str = "auto"
-    """auto takes a GPU if there is one; cpu or cuda to insist."""
-    json: bool = False
-    """Print one JSON object per text instead of showing it as it comes."""
 
 
 def run(config: GenerateConfig) -> None:
     """Write text with a language model and show it as it comes."""
     if config.num < 1:
         raise UserError(f"--num must be at least 1, got {config.num}")
-    require_path(config.model, "folder", LANGUAGE_MODELS)
+    source = find_model(config.model, "run", "hf")
     import json
 
-    from hyptree.devices import find_device
     from hyptree.lm.generate import generate_text
     from hyptree.train.language import load_language_model
 
-    model, tokenizer = load_language_model(config.model, find_device(config.device))
+    model, tokenizer = load_language_model(source.folder(), config.find_device())
     options = {name: getattr(config, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "greedy")}
     for seed in range(config.seed, config.seed + config.num):
         if config.json:

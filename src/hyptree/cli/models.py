@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from hyptree.cli.config import AsJson
 from hyptree.errors import UserError, suggest
 
 MAX_COUNTED = 40
@@ -12,13 +13,11 @@ MAX_COUNTED = 40
 
 
 @dataclass
-class ModelsConfig:
-    """``hyptree models``."""
+class ModelsConfig(AsJson):
+    """``hyptree models``; as JSON one object per model."""
 
     filter: Annotated[str | None, "[FILTER]"] = None
     """Part of a name, or a pattern such as 'swin_*tiny*'; by default all of hyptree, language models included."""
-    json: bool = False
-    """Print one JSON object per model."""
 
 
 def run(config: ModelsConfig) -> int:
@@ -28,7 +27,10 @@ def run(config: ModelsConfig) -> int:
     names, own = find(config.filter)
     language = language_models(config.filter)
     if not names and not language:
-        raise UserError(f"no model matches {config.filter!r}; {_hint(config.filter)}")
+        import timm
+
+        hint = suggest(config.filter or "", [*timm.list_models(), *language_models(None)]) or "try a shorter one"
+        raise UserError(f"no model matches {config.filter!r}; {hint}")
     count = len(names) + len(language) <= MAX_COUNTED
     width = max(map(len, (*names, *language))) + 2
     for name in (*names, *language):
@@ -75,12 +77,6 @@ def language_models(filter: str | None) -> list[str]:
 
     pattern = filter if filter is not None and "*" in filter else f"*{filter or ''}*"
     return [name for name in sorted(presets()) if fnmatch(name, pattern)]
-
-
-def _hint(filter: str | None) -> str:
-    import timm
-
-    return suggest(filter or "", [*timm.list_models(), *language_models(None)]) or "try a shorter one"
 
 
 def num_params(name: str, is_language: bool = False) -> int:

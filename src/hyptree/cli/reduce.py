@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
-
 from hyptree.data.settings import read_data_flag
 from hyptree.files import require_path
 from hyptree.train.run.settings import ReduceSettings
+from hyptree.train.source import find_model
 
 
-@dataclass(kw_only=True)
-class ReduceConfig(ReduceSettings):
-    """``hyptree reduce``."""
-
-    model: Annotated[str, "MODEL"]
-    """Name of a model that timm knows, or a folder that hyptree train wrote."""
-
-
-def run(config: ReduceConfig) -> None:
+def run(config: ReduceSettings) -> None:
     """Measure a vision transformer with fewer tokens: accuracy, images per second, FLOPs; a table, a plot and a page.
 
     hyptree reduce runs/vit --keep 0.7 0.5 0.25 --method atc tome --image photo.jpg
@@ -27,8 +17,7 @@ def run(config: ReduceConfig) -> None:
         require_path(path, "picture")
     if config.weights is not None:
         require_path(config.weights)
-    if "/" in config.model or "\\" in config.model:
-        require_path(config.model, "folder", "give the folder of a run, or a name that timm knows")
+    config.model = find_model(config.model, "run", "timm").name
     if config.data not in (None, "none"):
         read_data_flag(config.data)
     from hyptree.train.reduction.reduce import reduce

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from hyptree.cli.config import AsJson
 from hyptree.errors import UserError
 from hyptree.signals import is_main_process
 from hyptree.train.run.recipe import Recipe
-from hyptree.vlm.encoders.spec import KINDS, check_spec
 
 
-@dataclass
-class TrainConfig:
+@dataclass(kw_only=True)
+class TrainConfig(AsJson):
     """``hyptree train``: a recipe, and where the run goes."""
 
     recipe: Annotated[Path, "RECIPE"]
@@ -25,10 +25,10 @@ class TrainConfig:
     """Folder for the run; by default runs/ and the name of the recipe."""
     resume: bool = False
     """Go on from the newest whole checkpoint in the folder, bit for bit."""
+    overwrite: bool = False
+    """Replace the run in the folder."""
     prepare: bool = False
     """Only tokenise the text of a language model, once for all processes and later runs."""
-    json: bool = False
-    """Print the numbers as JSON."""
     settings: list[Recipe] = field(init=False)
 
     keys: ClassVar[type] = Recipe
@@ -56,12 +56,14 @@ def run(config: TrainConfig) -> int:
     assert out is not None
     if config.prepare:
         return _prepare(recipe)
-    if recipe.model.name.partition(":")[0] in KINDS:
+    if recipe.model.name.startswith(("hf:", "open_clip:")):
+        from hyptree.vlm.encoders.spec import check_spec
+
         check_spec(recipe.model.name)  # before torch is imported
     from hyptree.train.loop import fit
     from hyptree.train.run.log import headline
 
-    result = fit(recipe, out, resume=config.resume, quiet=config.json)
+    result = fit(recipe, out, resume=config.resume, overwrite=config.overwrite, quiet=config.json)
     if is_main_process():
         if config.json:
             print(jsons.dumps({"folder": str(result.folder), "step": result.step, "numbers": result.numbers}))

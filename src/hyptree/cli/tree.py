@@ -1,8 +1,7 @@
-"""``hyptree tree``: measure an embedding that ``hyptree train`` made, look at it, and at hierarchies."""
+"""``hyptree tree``: draw an embedding that ``hyptree train`` made, and look at hierarchies."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,26 +9,6 @@ from typing import Annotated
 from hyptree.checks import require_numbers
 from hyptree.errors import as_user_error
 from hyptree.files import require_path
-from hyptree.tables import numbers, without_nan
-
-
-@dataclass
-class EvalConfig:
-    """``hyptree tree eval``."""
-
-    run: Annotated[Path, "RUN"]
-    """Folder of a run of the task embed."""
-    samples: int | None = None
-    """Nodes whose ancestors are ranked; 0 for all. By default all up to 20,000 nodes, 2,000 of more."""
-    seed: int = 0
-    """Of the sample."""
-    device: str = "auto"
-    """auto takes a GPU if there is one; cpu or cuda to insist."""
-    json: bool = False
-    """Print the metrics as JSON."""
-
-    def __post_init__(self) -> None:
-        require_numbers(self, "at least 0", "samples", "seed", flag="--")
 
 
 @dataclass
@@ -75,21 +54,6 @@ class DemoConfig:
         require_numbers(self, "from 0 to 2^31 - 1", "seed")
 
 
-def evaluate(config: EvalConfig) -> None:
-    """Measure an embedding: mean rank, MAP, distortion, cones."""
-    require_path(config.run, "folder", "give a run of the task embed")
-    from hyptree.devices import find_device
-    from hyptree.evaluate.hierarchy.embedding import measure, sample_size
-    from hyptree.train.tasks.embed import load_embedding
-
-    embedding = load_embedding(config.run)
-    device = find_device(config.device)
-    embedding.points, embedding.pairs = embedding.points.to(device), embedding.pairs.to(device)
-    samples = sample_size(len(embedding.names), config.samples)
-    metrics = measure(embedding, num_samples=samples, seed=config.seed)
-    print(json.dumps(without_nan(metrics)) if config.json else "\n".join(numbers(metrics)))
-
-
 def draw(config: DrawConfig) -> None:
     """Draw an embedding on the Poincaré disk."""
     require_path(config.run, "folder", "give a run of the task embed")
@@ -119,4 +83,4 @@ def demo(config: DemoConfig) -> None:
     tree_demo.run(out=config.out, seed=config.seed)
 
 
-SUBVERBS = {"eval": evaluate, "draw": draw, "show": show, "demo": demo}
+SUBVERBS = {"draw": draw, "show": show, "demo": demo}

@@ -41,10 +41,14 @@ class Dendrogram:
         forest: all links, as ``hyptree.ops.agglomerate.reference`` keeps them.
         dtype: type of the distances, which thresholds are rounded to; by default that of the heights.
         has_batch: False for the answer to one (N, N) matrix: cuts then have no batch axis.
+
+    Attributes:
+        up: (B, N) int64, the smaller end of each slot's link, see ``Forest``.
+        height: (B, N) distance at which each slot's link joins, inf in the one empty slot.
     """
 
     def __init__(self, forest: Forest, dtype: torch.dtype | None = None, has_batch: bool = True):
-        self.forest = forest
+        self.forest, self.up, self.height = forest, forest.up, forest.height
         self.dtype = dtype or forest.height.dtype
         self.has_batch = has_batch
 
@@ -58,16 +62,6 @@ class Dendrogram:
     def num_tokens(self) -> int:
         """N, the tokens of each image."""
         return self.forest.up.shape[1]
-
-    @property
-    def up(self) -> Tensor:
-        """(B, N) int64, the smaller end of each slot's link, see ``Forest``."""
-        return self.forest.up
-
-    @property
-    def height(self) -> Tensor:
-        """(B, N) distance at which each slot's link joins, inf in the one empty slot."""
-        return self.forest.height
 
     def cut(self, k: int) -> Tensor:
         """Labels of k clusters, (B, N) int64: those of ``agglomerate(D, k)``."""

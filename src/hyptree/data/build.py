@@ -34,14 +34,17 @@ def build_dataset(settings: DataSettings, split: str) -> PictureDataset:
     limit = settings.num_train if split == "train" else settings.num_val
     dataset: PictureDataset
     if settings.name == "world":
-        dataset = _build_world(settings, split, limit)
+        from hyptree.data.world import World
+
+        options = {} if limit is None else {"num_images": limit}
+        world = World(split=split, size=settings.size, seed=settings.seed, cache=settings.cache, **options)
+        dataset = cast(PictureDataset, world)
     else:
         assert settings.root is not None, "DataSettings asks for it"
         module, name = _READERS[settings.name].split(":")
         reader = cast(Callable[[Path, str], Pictures], getattr(import_module(module), name))
         pictures = reader(settings.root.expanduser(), split)
         pictures.limit(limit, settings.seed)
-        pictures.origin = _origin(settings, split, limit)
         if settings.cache and isinstance(pictures, MemoryPictures):
             pictures.store(cache_folder("pixels") if settings.cache is True else settings.cache)
         dataset = pictures
@@ -54,21 +57,3 @@ def build_dataset(settings: DataSettings, split: str) -> PictureDataset:
             " leave num_classes out to take what is there"
         )
     return dataset
-
-
-def _origin(settings: DataSettings, split: str, limit: int | None) -> tuple[object, ...] | None:
-    """Which pictures of which file these are; None for folders, whose content nothing short of reading tells."""
-    assert settings.root is not None
-    path = settings.root.expanduser()
-    if not path.is_file():
-        return None
-    about = path.stat()
-    return settings.name, path.resolve(), about.st_mtime_ns, about.st_size, split, limit, settings.seed
-
-
-def _build_world(settings: DataSettings, split: str, limit: int | None) -> PictureDataset:
-    from hyptree.data.world import World
-
-    options = {} if limit is None else {"num_images": limit}
-    world = World(split=split, size=settings.size, seed=settings.seed, cache=settings.cache, **options)
-    return cast(PictureDataset, world)

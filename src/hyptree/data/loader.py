@@ -2,7 +2,7 @@
 
 A loader is asked once for the whole run and told the epoch::
 
-    loader = build_loader(dataset, collate, batch_size=128, seed=0, epoch=0, train=True, workers=2, transform=transform)
+    loader = build_loader(dataset, collate, batch_size=128, seed=0, train=True, workers=2, transform=transform)
     for epoch in range(first_epoch, num_epochs):
         loader.set_epoch(epoch, start_batch if epoch == first_epoch else 0)
         for batch in loader: ...

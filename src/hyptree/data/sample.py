@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,6 +41,11 @@ class Sample:
     """From general to specific."""
     contradictions: tuple[str, ...] = ()
     """One for each caption: as specific, but wrong."""
+
+
+def by(shape: Sequence[int]) -> str:
+    """``240x180``, width first as people say it, of a shape that ends with height and width."""
+    return f"{shape[-1]}x{shape[-2]}"
 
 
 class PictureDataset(Protocol):

@@ -28,15 +28,11 @@ def uniforms(seed: int, epoch: int, index: np.ndarray, count: int) -> np.ndarray
     base = np.uint64(mix_bits(seed, epoch))
     with np.errstate(over="ignore"):  # wrapping around is how the mixing works
         state = base + np.asarray(index, np.uint64)[:, None] * np.uint64(0xD1342543DE82EF95)
-        state = _stir(state) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        state = _stir(state)
+        for added in (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15), np.uint64(0)):
+            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            state = (state ^ (state >> np.uint64(31))) + added
     return (state >> np.uint64(11)) * 2.0**-53
-
-
-def _stir(state: np.ndarray) -> np.ndarray:
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
 
 
 @contextmanager
@@ -51,15 +47,21 @@ def preserve_rng() -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-def reseed(*words: int) -> None:
-    """Seeds the global generators of Python, numpy and torch (CPU); only inside ``preserve_rng``.
+def reseed(*words: int, gpus: bool = False) -> None:
+    """Seeds the global generators of Python, numpy and torch on the CPU; only inside ``preserve_rng``.
 
     timm and torchvision draw from the global generators, so this is the only way to make them repeatable.
+
+    Args:
+        gpus: those of every GPU too, as a run does that owns its process: what is drawn there first has to follow from
+            the seed, whether the GPU is in use yet or not.
     """
     bits = mix_bits(*words)
     random.seed(bits)
-    np.random.seed(bits & 0xFFFFFFFF)  # noqa: NPY002
-    torch.default_generator.manual_seed(bits)  # torch.manual_seed would also touch every GPU
+    np.random.seed(bits & 0xFFFFFFFF)  # noqa: NPY002  (timm and others draw from the global one)
+    # Without a GPU torch would keep the seed for one, with a trace of the stack: up to half a millisecond per step.
+    seed = torch.manual_seed if gpus and torch.cuda.is_available() else torch.default_generator.manual_seed
+    seed(bits & (2**63 - 1))
 
 
 @contextmanager

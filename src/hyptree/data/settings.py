@@ -6,7 +6,7 @@ import math
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from hyptree.checks import require_numbers
 from hyptree.errors import UserError, suggest
@@ -42,9 +42,6 @@ class AugmentSettings:
     """Alpha of CutMix, 0 switches it off (classification only)."""
     mix_prob: float = 1.0
     """Probability that a batch is mixed at all."""
-
-    not_resident: ClassVar = ("rand_augment", "colour_jitter", "erasing")
-    """What is done picture by picture only, so not to pictures that live on the device."""
 
     def __post_init__(self) -> None:
         for name in ("flip", "erasing", "mix_prob"):
@@ -128,11 +125,6 @@ class DataSettings:
             raise ValueError(f"std must be positive, got {list(self.std)}")
         if self.augment.translate >= self.size:
             raise ValueError(f"augment.translate must be less than size {self.size}, got {self.augment.translate}")
-        for name in self.augment.not_resident:
-            if self.resident and getattr(self.augment, name):
-                raise ValueError(
-                    f"resident crops, flips, shifts and mixes, but does no augment.{name}; leave one of the two out"
-                )
         if self.augment.mixes and self.batch_size % 2:
             raise ValueError(f"mixup and cutmix need an even batch_size, got {self.batch_size}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,6 @@ from hyptree.errors import UserError
 from hyptree.evaluate.pictures.superpixels import enlarge
 from hyptree.models.clusters import BlockClusters, can_cluster, read_clusters
 from hyptree.tree import Tree
-
-__all__ = ["block_tree", "choose_block", "choose_head", "explain", "nested_tree", "stages_tree"]
 
 
 def explain(
@@ -48,7 +46,9 @@ def explain(
         size: pixels of the model's input; by default what ``model.pretrained_cfg`` says.
         mean, std: normalisation; by default of ``model.pretrained_cfg``.
     """
-    hook = _find_hook(model)
+    # The model's own, or that of the first module inside that has one.
+    parts = model.modules() if hasattr(model, "modules") else (model,)
+    hook = next((part.explain_tree for part in parts if callable(getattr(part, "explain_tree", None))), None)
     if hook is None and not can_cluster(model):
         raise UserError(
             f"{type(model).__name__} cannot be explained: it has neither assignments() as HCFormer nor explain_tree(); "
@@ -58,8 +58,7 @@ def explain(
     x = model_input(model, [picture], mean, std)
     if hook is not None:
         options = {"stage": stage, "block": block, "head": head}
-        tree: Tree = hook(x, **{name: value for name, value in options.items() if value is not None})
-        return tree
+        return hook(x, **{name: value for name, value in options.items() if value is not None})
     (clusters,) = read_clusters(model, x)
     if stage == "all":
         if block is not None:
@@ -67,12 +66,6 @@ def explain(
         return stages_tree(clusters, head, size=picture.shape[:2])
     chosen = choose_block(clusters, stage, block)
     return block_tree(chosen, choose_head(chosen, head), size=picture.shape[:2])
-
-
-def _find_hook(model: Any) -> Callable[..., Tree] | None:
-    """``explain_tree`` of the model or of the first module inside that has one."""
-    parts = model.modules() if hasattr(model, "modules") else (model,)
-    return next((part.explain_tree for part in parts if callable(getattr(part, "explain_tree", None))), None)
 
 
 def choose_block(clusters: Sequence[BlockClusters], stage: int | str | None, block: int | None) -> BlockClusters:
@@ -104,8 +97,7 @@ def choose_head(block: BlockClusters, head: int | None) -> int:
 def block_tree(block: BlockClusters, head: int, size: tuple[int, int] | None = None) -> Tree:
     """The tree of one block and head: picture > groups of windows > clusters of patches.
 
-    Args:
-        size: (height, width) the supports are given at; by default that of the block's own map of patches.
+    Supports are given at ``size``, by default that of the block's own map of patches.
     """
     fine = block.patch_levels(head)
     num_centres = block.patch.shape[-1]

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from hyptree.lab.engine import Engine
     from hyptree.lab.figures.drawing import plot
     from hyptree.lab.fits import fit, fit_power
-    from hyptree.lab.frequencies import frequencies
     from hyptree.lab.lm_heads.overlap import overlap
     from hyptree.lab.metrics import measure
     from hyptree.lab.shared_exponent import fit_shared
-    from hyptree.lab.sweeps.grid import Grid, Model
-    from hyptree.lab.sweeps.presets import PRESETS, preset
+    from hyptree.lab.sweeps.grid import PRESETS, Grid, Model, preset
     from hyptree.lab.sweeps.run_table import read_runs
     from hyptree.lab.sweeps.runner import sweep
+    from hyptree.lab.theory import frequencies
 
 __all__ = [
     "PRESETS",

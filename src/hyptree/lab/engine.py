@@ -22,10 +22,10 @@ from torch import Tensor
 
 from hyptree.errors import UserError
 from hyptree.lab.definition import EPS, initial
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.hyperbolic import excess, narrow, pull_back, widen
 from hyptree.lab.sampler import EVAL, TRAIN, Batch, Sampler
 from hyptree.lab.sweeps.grid import Grid, Model, schedule
+from hyptree.lab.theory import frequencies
 
 BETAS = (0.9, 0.999)
 
@@ -205,8 +205,6 @@ class Engine:
     """The models of a grid, and how to move them one step.
 
     Args:
-        device: where to compute.
-        dtype: float32, or float64 to check.
         chunk: models worked on at once; 0 chooses: few on a CPU (their outputs stay in its cache), many on a GPU.
         pad: put all widths into one tensor. Exact: columns of zeros stay zero.
         models: which of the grid's models to train; all by default.
@@ -228,13 +226,15 @@ class Engine:
         tables = grid.groups()
         p = [torch.from_numpy(frequencies(grid.n, alpha, density, grid.dist)) for alpha, density in tables]
         self.p = torch.stack(p).to(self.device)  # (A, n)
-        self.piece = self._piece()
+        # Most samples worked on at once: on a CPU so many that the outputs of a model take a megabyte.
+        on_cpu = self.device.type == "cpu"
+        self.piece = max(128, 2**20 // (4 * grid.n)) if on_cpu else grid.batch
         self.sampler = Sampler(self.p, grid.batch, grid.data_seed, dtype, self.piece)
         chosen = list(grid.models() if models is None else models)
         of_width = [chosen] if pad else [[model for model in chosen if model.m == m] for m in grid.m]
         number = {table: a for a, table in enumerate(tables)}
         self.buckets = [self._bucket(some, number) for some in of_width if some]
-        self.chunk = chunk or self._default_chunk()
+        self.chunk = chunk or max(1, (2**21 if on_cpu else 2**32) // (4 * min(self.piece, grid.batch) * grid.n))
         self._parts = [list(self._split(bucket)) for bucket in self.buckets]
 
     @property
@@ -265,17 +265,6 @@ class Engine:
             lr.to(self.device),
             root.view(-1, 1, 1),
         )
-
-    def _piece(self) -> int:
-        """Most samples worked on at once: on a CPU so many that the outputs of a model take a megabyte."""
-        if self.device.type != "cpu":
-            return self.grid.batch
-        return max(128, 2**20 // (4 * self.grid.n))
-
-    def _default_chunk(self) -> int:
-        outputs_of_one = 4 * min(self.piece, self.grid.batch) * self.grid.n
-        budget = 2**21 if self.device.type == "cpu" else 2**32
-        return max(1, budget // outputs_of_one)
 
     def _split(self, bucket: Bucket) -> Iterator[slice]:
         """Slices of a bucket, each all flat or all curved; on a CPU all models of a slice share their samples."""

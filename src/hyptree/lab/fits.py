@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from hyptree.errors import UserError
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.published import published_exponent
 from hyptree.lab.sweeps.run_table import read_runs
-from hyptree.lab.theory import finite_exponent, strong_exponent, weak_exponent
+from hyptree.lab.theory import finite_exponent, frequencies, strong_exponent, weak_exponent
 
 SETTING = ("part", "n", "dist", "alpha", "density", "gamma", "curvature", "steps", "batch")
 """Columns that models of one exponent share; they differ in width and seed."""
@@ -40,11 +39,7 @@ class PowerFit:
 
 
 def fit_power(m: Sequence[float] | np.ndarray, loss: Sequence[float] | np.ndarray) -> PowerFit:
-    """Fit ``loss`` against ``m``.
-
-    Raises:
-        ValueError: fewer than two different widths, or a loss that has no logarithm.
-    """
+    """Fit ``loss`` against ``m``."""
     x, y = np.asarray(m, float), np.asarray(loss, float)
     if len(np.unique(x)) < 2:
         raise ValueError(f"an exponent needs two different widths, got {len(np.unique(x))}")
@@ -219,20 +214,14 @@ def _fit_setting(
     enough = line["num_seeds"] >= 3 and len(np.unique(m)) > 1
     line["boot_low"], line["boot_high"] = bootstrap_exponent(m, losses, seeds) if enough else (math.nan, math.nan)
     line["seed_sd"] = seed_deviation(m, losses, seeds)
-    line["published"], line["published_error"] = _published(used)
+    published, error = published_exponent(used) or (math.nan, None)
+    line["published"], line["published_error"] = published, math.nan if error is None else error
     p = frequencies(first["n"], first["alpha"], first["density"], first["dist"])
     is_power = first["dist"] == "power"
     line["theory_finite"] = finite_exponent(p, widths) if len(widths) > 1 and widths[-1] < first["n"] else math.nan
     line["theory_weak"] = weak_exponent(first["alpha"]) if is_power else math.nan
     line["theory_strong"] = strong_exponent(first["alpha"]) if is_power else 1.0
     return line | _change(used, flat, loss)
-
-
-def _published(models: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """The paper's exponent and its error; NaN for what there is none of, as everywhere in the table."""
-    published = published_exponent(models)
-    exponent, error = published if published is not None else (math.nan, None)
-    return exponent, math.nan if error is None else error
 
 
 @cache  # a bootstrap asks thousands of times

@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hyptree.lab.sweeps.presets import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS
+from hyptree.lab.sweeps.grid import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS
 
 Row = Mapping[str, Any]
 
@@ -110,12 +110,8 @@ _TRAINED = {
 def published_exponent(models: Sequence[Row]) -> tuple[float, float | None] | None:
     """What the paper has for a setting: the exponent and, for points of figure 6e, its standard error.
 
-    Args:
-        models: the rows of the table of runs that our exponent is fitted to; starts and samples may be any.
-
-    Returns:
-        Nothing where these are not exactly the paper's six widths, trained as it did, at an alpha and a gamma of its
-        grid.
+    Nothing where the rows that our exponent is fitted to are not exactly the paper's six widths, trained as it did, at
+    an alpha and a gamma of its grid; starts and samples may be any.
     """
     is_paper = all(row.get(name) == value for row in models for name, value in _TRAINED.items())
     if not is_paper or {row["m"] for row in models} != set(PAPER_WIDTHS):
@@ -155,11 +151,7 @@ def with_published(fits: Sequence[Row]) -> list[Row]:
 
 
 def compare(fits: Sequence[Row]) -> str:
-    """One line on how far ours are from the published ones, and by which rule they agree; empty where there are none.
-
-    Args:
-        fits: of :func:`hyptree.lab.fits.fit_runs`.
-    """
+    """One line on how far ours are from the published ones, and by which rule they agree; empty without any."""
     chosen = with_published(fits)
     if not chosen:
         return ""

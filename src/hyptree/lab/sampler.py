@@ -63,13 +63,9 @@ class Batch:
 
 
 class Sampler:
-    """Draws batches for frequency tables.
+    """Draws batches for frequency tables of chances ``p`` (A, n).
 
     Args:
-        p: (A, n) float64 chances.
-        batch: samples per batch.
-        seed: data seed.
-        dtype: of the values.
         piece: most rows of a piece of a table; 0 for whole tables. Which samples are drawn does not depend on it.
     """
 

@@ -53,10 +53,6 @@ def fit_shared(
         group: which offset a point has.
         checkpoint: which model a point belongs to, for the bootstrap; by default every point is its own.
         draws: rounds of the bootstrap.
-
-    Raises:
-        ValueError: fewer points than unknowns, no two widths within any group, or losses that do not fall with the
-            width.
     """
     width, y = np.asarray(m, float), np.asarray(loss, float)
     names = list(dict.fromkeys(group))
@@ -84,18 +80,12 @@ def fit_shared(
 
 
 def read_losses(path: Path | str) -> list[dict[str, Any]]:
-    """Rows of a CSV with the columns model, family, dataset, m and loss.
-
-    Raises:
-        UserError: not a text file, a column that is not there, or a number that is none.
-    """
+    """Rows of a CSV with the columns model, family, dataset, m and loss."""
+    columns = ("model", "family", "dataset", "m", "loss")
     with open_packed(path, hint="expected a table of losses") as file:
         reader = csv.DictReader(file)
-        missing = [
-            name for name in ("model", "family", "dataset", "m", "loss") if name not in (reader.fieldnames or ())
-        ]
-        if missing:
-            raise UserError(f"{path} has no column {missing[0]!r}; expected model, family, dataset, m, loss")
+        if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
+            raise UserError(f"{path} has no column {missing[0]!r}; expected {', '.join(columns)}")
         points = []
         for number, row in enumerate(reader, 2):
             try:

@@ -1,4 +1,7 @@
-"""What theory says: loss of dropped features, exponents, and how small overlaps can be. numpy alone."""
+"""What theory says: loss of dropped features, exponents, how small overlaps can be; how often features appear.
+
+numpy alone.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from hyptree.errors import UserError, require_known
+
 
 def unlearned_loss(p: np.ndarray, k: Any) -> Any:
     """Loss of a model that keeps the ``k`` most frequent features: ``sum over i > k of (4/3 p_i - p_i^2)``.
 
-    A dropped feature is answered by its mean ``p_i``; what is left is its variance.
-
-    Args:
-        p: (n) chances, largest first.
-        k: one number, or an array of them.
+    A dropped feature is answered by its mean ``p_i``; what is left is its variance. The chances ``p`` (n) are sorted,
+    largest first; ``k`` may be an array.
     """
     rest = np.concatenate([np.cumsum((4 / 3 * p - p**2)[::-1])[::-1], [0.0]])
     return rest[np.clip(np.asarray(k, int), 0, len(p))]
@@ -81,9 +83,6 @@ def curved_floor(p: np.ndarray, curvature: float) -> tuple[float, float, float]:
     not the sum of their times, so features that are active together disturb each other at any width, and the best
     arrangement has long rows that share a direction: overlaps near the threshold. Loss at a fixed curvature cannot fall
     as a power of the width for ever. An estimate, not a bound: features of their own norms and angles may do better.
-
-    Args:
-        p: (n) chances.
     """
     if curvature == 0:
         return 0.0, 1.0, 0.0
@@ -137,3 +136,31 @@ def _active_values(p: np.ndarray, most: int = 4) -> tuple[np.ndarray, np.ndarray
         active.append(np.tile(np.arange(most) < k, (len(grid), 1)))
         weights.append(chance[k] * each)
     return np.concatenate(values), np.concatenate(active), np.concatenate(weights)
+
+
+SHAPES = ("power", "exponential", "linear")
+
+
+def frequencies(n: int, alpha: float = 1.0, density: float = 1.0, dist: str = "power") -> np.ndarray:
+    """(n,) float64: the chance ``p_i`` that feature ``i`` is active, largest first, with ``sum(p) = density``.
+
+    power is ``i^-alpha`` with ``i`` from 1; exponential is ``exp(-25.6 i / n)`` and linear ``(n - i) / n`` with ``i``
+    from 0 (``alpha`` plays no part). For n = 10240 the exponential is the published ``exp(-i / 400)``. Data with a
+    chance above 1 does not exist, and is an error.
+    """
+    require_known("unknown distribution {!r}", [dist], SHAPES)
+    if dist == "power":
+        raw = np.arange(1, n + 1, dtype=np.float64) ** -alpha
+    elif dist == "exponential":
+        raw = np.exp(-25.6 * np.arange(n, dtype=np.float64) / n)
+    else:
+        raw = (n - np.arange(n, dtype=np.float64)) / n
+    p = raw / raw.sum()
+    # A hair above 1 is rounding: density 1/p_1 makes the first feature always active.
+    if p[0] * density > 1 + 1e-9:
+        where = f"alpha {alpha:g}" if dist == "power" else dist
+        raise UserError(
+            f"density {density:g} with {where} and n {n} needs a feature that is active with probability "
+            f"{p[0] * density:.3g} > 1; the density can be at most {1 / p[0]:.4g}"
+        )
+    return np.minimum(p * density, 1.0)

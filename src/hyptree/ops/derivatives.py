@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+FIRST_ONLY = "kernels give first derivatives only; HYPTREE_BACKEND=torch allows create_graph=True"
+
 
 def in_transform() -> bool:
     """Whether this is called below ``torch.func`` (vmap, jacrev, ...), which knows plain torch alone."""
@@ -36,7 +38,7 @@ def first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Tensor) -> Any:
         if wants_graph():
-            raise RuntimeError("kernels give first derivatives only; HYPTREE_BACKEND=torch allows create_graph=True")
+            raise RuntimeError(FIRST_ONLY)
         return backward(ctx, *grads)
 
     return run
@@ -50,6 +52,8 @@ def grads_with_graph(
     Args:
         inputs: as autograd saved them, with their history.
     """
+    # views of their own: one input may have been made of another, whose gradient is not to go through it twice
+    inputs = [None if x is None else x.view_as(x) for x in inputs]
     wanted = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed and x is not None]
     grads = iter(torch.autograd.grad(definition(*inputs), wanted, grad, create_graph=True))
     return tuple(

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.ops.backend import on_host
+from hyptree.ops.backend import KERNEL_DTYPES, choose, on_host
 from hyptree.ops.bare import is_bare, report_unfused
-from hyptree.ops.derivatives import grads_with_graph, in_transform, wants_graph
+from hyptree.ops.derivatives import grads_with_graph, in_transform, is_plain_call, wants_graph
+from hyptree.ops.fold_norm import fold_norm, fold_norm_grad
 from hyptree.ops.gelu_grad import gelu_grad
 from hyptree.ops.linear import scaled_linear, sum_rows
 from hyptree.ops.map_norm import MapNorm, map_norm
@@ -32,61 +33,78 @@ def gelu_mlp(x: Tensor, norm: Any, first: Any, last: Any, factor: Tensor | None 
         report_unfused("gelu_mlp", called[0])
         out: Tensor = last(F.gelu(first(norm(x))))
         return out if factor is None else out * factor
-    weight, bias, is_plain = first.weight, first.bias, on_host(x)
+    is_plain, scale, offset = on_host(x), None, None
     if is_plain or not is_bare(norm, MapNorm):
         x = norm(x)
-    else:  # passes over small tensors, not over the map
-        offset = (weight * norm.bias).sum(1)
-        bias = offset if bias is None else bias + offset
-        x, weight = map_norm(x, norm.eps, gemm_dtype(x)), weight * norm.weight
+    else:
+        x, scale, offset = map_norm(x, norm.eps, gemm_dtype(x)), norm.weight, norm.bias
+    weights = (first.weight, first.bias, scale, offset, last.weight, last.bias, factor)
     # A CPU has memory, and GELU is a twentieth of its time; a compiler chooses by itself what to keep.
-    if is_plain or torch.compiler.is_compiling() or not torch.is_grad_enabled() or in_transform():
-        return scaled_linear(F.gelu(F.linear(x, weight, bias)), last.weight, last.bias, factor)
-    dtype, last_weight, last_bias = gemm_dtype(x), last.weight, last.bias
-    if factor is not None and dtype != torch.float16:  # whose range small weights would leave
-        last_weight, last_bias = last_weight * factor.unsqueeze(1), None if last_bias is None else last_bias * factor
-        factor = None
-    y: Tensor = _GeluMlp.apply(x.to(dtype), weight.to(dtype), bias, last_weight.to(dtype), last_bias)
-    return y if factor is None else y * factor
+    if is_plain or not _fits(x):
+        return _plain_mlp(x, *weights)
+    rows = x.to(gemm_dtype(x))
+    outside = factor if rows.dtype == torch.float16 else None  # whose range small weights would leave
+    inputs = (rows, *weights[:-1], None if outside is not None else factor)
+    y: Tensor = _forward(*inputs)[0] if is_plain_call(*inputs) else _GeluMlp.apply(*inputs)
+    return y if outside is None else y * outside
+
+
+def _fits(x: Tensor) -> bool:
+    if gemm_dtype(x) not in KERNEL_DTYPES or torch.compiler.is_compiling() or in_transform():
+        return False
+    return type(x) is Tensor and choose("auto", x, None) == "triton"
+
+
+def _plain_mlp(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, offset: Tensor | None, last_weight: Tensor,
+    last_bias: Tensor | None, factor: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The definition, of ``x`` before the factors of its norm; passes over small tensors in place of the map."""
+    if scale is not None and offset is not None:
+        moved = (weight * offset).sum(1)
+        bias = moved if bias is None else bias + moved
+        weight = weight * scale
+    return scaled_linear(F.gelu(F.linear(x, weight, bias)), last_weight, last_bias, factor)
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, offset: Tensor | None, last_weight: Tensor,
+    last_bias: Tensor | None, factor: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The result, the hidden map before GELU, and both weights as they were multiplied."""
+    first, _, shift = fold_norm(weight, bias, scale, offset, None, x.dtype, wants_sums=False)
+    hidden = F.linear(x, first, shift)
+    last, _, shift = fold_norm(last_weight, last_bias, None, None, factor, x.dtype, wants_sums=False)
+    return F.linear(F.gelu(hidden), last, shift), hidden, first, last
 
 
 class _GeluMlp(torch.autograd.Function):
     """Keeps ``x`` and the hidden map before GELU. The backward pass reads that and its gradient once, for GELU again,
-    for the gradient through it and for that of ``bias``, whose terms are added in float32.
-
-    Map and weights are in one dtype; biases in any, which is that of their gradients.
+    for the gradient through it and for that of the first bias, whose terms are added in float32.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, last_weight: Tensor, last_bias: Tensor | None
-    ) -> Tensor:
-        hidden = F.linear(x, weight, _as(bias, x.dtype))
-        ctx.save_for_backward(x, hidden, weight, bias, last_weight, last_bias)
-        return F.linear(F.gelu(hidden), last_weight, _as(last_bias, x.dtype))
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        out, *kept = _forward(*inputs)
+        ctx.save_for_backward(*inputs, *kept)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, hidden, weight, bias, last_weight, last_bias = ctx.saved_tensors
+        x, weight, bias, scale, offset, last_weight, last_bias, factor, hidden, first, last = ctx.saved_tensors
         needed = ctx.needs_input_grad
         if wants_graph():
-            return grads_with_graph(_plain_mlp, (x, weight, bias, last_weight, last_bias), needed, grad)
+            inputs = (x, weight, bias, scale, offset, last_weight, last_bias, factor)
+            return grads_with_graph(_plain_mlp, inputs, needed, grad)
         rows = grad.reshape(-1, grad.shape[-1])
         # written over: nobody else knows this gradient
-        to_hidden, gelu, sums = gelu_grad(hidden.reshape(-1, hidden.shape[-1]), rows @ last_weight, overwrite=True)
-        return (
-            (to_hidden @ weight).view(x.shape) if needed[0] else None,
-            to_hidden.mT @ x.reshape(-1, x.shape[-1]) if needed[1] else None,
-            _as(sums, bias.dtype) if needed[2] else None,
-            rows.mT @ gelu if needed[3] else None,
-            sum_rows(rows).to(last_bias.dtype) if needed[4] else None,
-        )
-
-
-def _plain_mlp(x: Tensor, weight: Tensor, bias: Tensor | None, last_weight: Tensor, last_bias: Tensor | None) -> Tensor:
-    """What :class:`_GeluMlp` computes, for derivatives of its derivatives."""
-    return F.linear(F.gelu(F.linear(x, weight, _as(bias, x.dtype))), last_weight, _as(last_bias, x.dtype))
-
-
-def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if x is None else x.to(dtype)
+        to_hidden, gelu, to_shift = gelu_grad(hidden.reshape(-1, hidden.shape[-1]), rows @ last, overwrite=True)
+        to_x = (to_hidden @ first).view(x.shape) if needed[0] else None
+        to_first: tuple[Tensor | None, ...] = (None,) * 5
+        to_last = to_first
+        if any(needed[1:5]):
+            to_weight = to_hidden.mT @ x.reshape(-1, x.shape[-1])
+            to_first = fold_norm_grad(weight, bias, scale, offset, None, to_weight, None, to_shift)
+        if any(needed[5:]):
+            to_last = fold_norm_grad(last_weight, last_bias, None, None, factor, rows.mT @ gelu, None, sum_rows(rows))
+        return to_x, *to_first[:4], to_last[0], to_last[1], to_last[4]

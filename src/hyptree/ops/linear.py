@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry.core.rows import LONGEST, is_eager, is_ordinary, plain_gradients, row_plan
+from hyptree.ops.backend import choose
 from hyptree.ops.bare import is_bare
-from hyptree.ops.derivatives import in_transform, wants_graph
+from hyptree.ops.derivatives import FIRST_ONLY, in_transform, wants_graph
 from hyptree.ops.rounding import gemm_dtype
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -36,34 +37,48 @@ def linear(x: Tensor, layer: Any) -> Tensor:
         return layer(x)
     if not is_bare(layer, nn.Linear) or layer.bias is None:
         return layer(x)
-    dtype = gemm_dtype(x)
-    y: Tensor = _Linear.apply(x.to(dtype), layer.weight.to(dtype), layer.bias)
+    y: Tensor = _Linear.apply(x, layer.weight, layer.bias, gemm_dtype(x))
     return y
 
 
 def _sums_by_product(x: Tensor) -> bool:
     """Whether rows of a product of ``x`` are added up by a product with ones: half precision on a GPU, uncompiled."""
-    return x.is_cuda and gemm_dtype(x) in _HALF and not torch.compiler.is_compiling()
+    is_half = x.is_cuda and gemm_dtype(x) in _HALF
+    return is_half and not torch.compiler.is_compiling() and choose("auto", x, None) == "triton"
 
 
 class _Linear(torch.autograd.Function):
-    """Map and weight in one dtype; the bias in any, which is that of its gradient."""
+    """Casts to the dtype of the product and, in the gradients, back are parts of it. Where there are any, there is no
+    second derivative: the map would have to be kept as it was.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.bias_dtype = bias.dtype
-        return F.linear(x, weight, bias.to(x.dtype))
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        low, low_weight = x.to(dtype), weight.to(dtype)
+        ctx.save_for_backward(low, low_weight)
+        ctx.dtypes, ctx.is_cast = (x.dtype, weight.dtype, bias.dtype), low is not x or low_weight is not weight
+        return F.linear(low, low_weight, bias.to(dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        if ctx.is_cast and wants_graph():
+            raise RuntimeError(FIRST_ONLY)
+        low, low_weight = ctx.saved_tensors
         needed, rows = ctx.needs_input_grad, grad.reshape(-1, grad.shape[-1])
+        of_x, of_weight, of_bias = ctx.dtypes
         return (
-            grad @ weight if needed[0] else None,
-            rows.mT @ x.reshape(-1, x.shape[-1]) if needed[1] else None,
-            (rows.sum(0) if wants_graph() else sum_rows(rows)).to(ctx.bias_dtype) if needed[2] else None,
+            _product(rows, low_weight, of_x).view(low.shape) if needed[0] else None,
+            _product(rows.mT, low.reshape(-1, low.shape[-1]), of_weight) if needed[1] else None,
+            (rows.sum(0) if wants_graph() else sum_rows(rows)).to(of_bias) if needed[2] else None,
+            None,
         )
+
+
+def _product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x @ y`` in ``dtype``; a GPU writes float32 of factors in half precision at once."""
+    if x.is_cuda and x.dtype in _HALF and dtype == torch.float32 and not wants_graph():
+        return torch.mm(x, y, out_dtype=dtype)
+    return (x @ y).to(dtype)
 
 
 def sum_rows(x: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ tokens that stay. All of them see patch tokens only and run without gradient.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -28,7 +27,7 @@ from hyptree.cluster.distance import Metric
 from hyptree.errors import UserError, require_one_of
 from hyptree.geometry import Euclidean, Manifold
 from hyptree.ops.agglomerate import as_threshold
-from hyptree.ops.agglomerate.reference import Forest, build_forest, cut_at
+from hyptree.ops.agglomerate.reference import build_forest, cut
 from hyptree.tokens.schedule import Threshold
 
 
@@ -192,26 +191,10 @@ def merge_below(site: Site, schedule: Threshold, num_patches: int, is_token: Ten
     is_bounded = fewest > 1 or most < num_tokens
     forest = build_forest(distance, site.linkage, threshold=None if is_bounded else threshold)
     num = num_real - (forest.height <= threshold).sum(1)
-    if is_bounded:
-        num = num.clamp(fewest, most).minimum(num_real)
-        forest = _first_links(forest, num_real - num)
-        threshold = math.inf
-    labels, _ = cut_at(forest, threshold)
+    num = num.clamp(fewest, most).minimum(num_real)
+    labels = cut(forest, num_tokens - num_real + num)  # padding stands alone
     num_padded = int(num.max())
     return Reduction(labels.clamp_max(num_padded - 1), num), num_padded
 
 
 _FAR = 1e30
-
-
-def _first_links(forest: Forest, num_links: Tensor) -> Forest:
-    """The forest with only the ``num_links`` (B,) first links of each image, in the order in which they merge."""
-    num_tokens = forest.up.shape[1]
-    slot = torch.arange(num_tokens, device=num_links.device)
-    if forest.edge is None:
-        by_ends = (forest.up * num_tokens + slot).argsort(1)
-        order = by_ends.gather(1, forest.height.gather(1, by_ends).argsort(dim=1, stable=True))
-        rank = torch.empty_like(order).scatter_(1, order, slot.expand_as(order))
-    else:  # its slots are in order already
-        rank = slot
-    return forest._replace(height=forest.height.masked_fill(rank >= num_links[:, None], math.inf))

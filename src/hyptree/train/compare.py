@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hyptree.config import load, read_override
 from hyptree.errors import UserError, require_known, suggest
 from hyptree.tables import markdown_head, markdown_row, spread, write_between_marks
 from hyptree.train.run.recipe import Recipe
@@ -106,16 +107,8 @@ def read_table(path: Path | str, overrides: Sequence[str] = ()) -> TableSettings
     Args:
         overrides: of the recipe, for all rows, e.g. ``data.root=cifar10``; those of the file give way.
     """
-    import yaml
-
-    from hyptree.config import load
-
     settings = load(TableSettings, path)
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise UserError(f"an override looks like schedule.epochs=30, got {override!r}")
-        settings.overrides[key] = yaml.safe_load(value)
+    settings.overrides |= dict(map(read_override, overrides))
     settings.recipe = Path(path).parent / settings.recipe
     for row in settings.rows:
         row_recipe(settings, row, settings.seeds[0])
@@ -124,12 +117,9 @@ def read_table(path: Path | str, overrides: Sequence[str] = ()) -> TableSettings
 
 def row_recipe(settings: TableSettings, row: str, seed: int, stretch: float = 1.0) -> Recipe:
     """The recipe of one run, its schedule ``stretch`` times as long (the warm-up stays)."""
-    from hyptree.config import load
-
     changes = {**settings.overrides, **settings.rows[row], "run.seed": seed}
     changes.pop(TIME_OF, None)
-    words = [f"{key}={json.dumps(value)}".replace(SEED, str(seed)) for key, value in changes.items()]
-    recipe = load(Recipe, settings.recipe, words)
+    recipe = load(Recipe, settings.recipe, json.loads(json.dumps(changes).replace(SEED, str(seed))))
     if stretch != 1:
         schedule = recipe.schedule
         steps = None if schedule.steps is None else max(1, round(schedule.steps * stretch))

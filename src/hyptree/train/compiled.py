@@ -24,29 +24,21 @@ class Compiled:
 
     Args:
         model: compiled in place, so that the names in its state dict stay what they are.
-        kind: ``run.compile`` of the recipe: false, true, or "graphs".
+        kind: ``run.compile`` of the recipe: true or "graphs".
         device: where the model is; without a GPU there are no CUDA graphs, and "graphs" compiles plainly.
         eager_evaluation: do not compile the model once more for evaluation, which pays off only if repeated.
     """
 
     def __init__(self, model: nn.Module, kind: bool | str, device: torch.device, eager_evaluation: bool = False):
-        self.model, self.is_on = model, bool(kind)
+        self.model, self.eager_evaluation = model, eager_evaluation
         self.uses_graphs = kind == "graphs" and device.type == "cuda"
-        self.note = (
-            f"run.compile graphs: {device.type} has no CUDA graphs, so the model is compiled without them"
-            if kind == "graphs" and not self.uses_graphs
-            else None
-        )
+        self.notes: list[str] = []
         """A line for the log where something else is done than was asked for."""
-        self.eager_evaluation = eager_evaluation
-        if self.is_on:
-            self._compile()
-
-    def _compile(self) -> None:
-        if self.uses_graphs:
-            self.model.compile(**GRAPHS)
-        else:
-            self.model.compile()
+        if kind == "graphs" and not self.uses_graphs:
+            self.notes = [
+                f"run.compile graphs: {device.type} has no CUDA graphs, so the model is compiled without them"
+            ]
+        model.compile(**GRAPHS if self.uses_graphs else {})
 
     def begin_pass(self) -> None:
         """Before each forward pass of training: whatever the last one left in the memory of the graph is not needed."""
@@ -66,7 +58,7 @@ class Compiled:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Inside, the model is called as evaluation wants it: eager if told so, otherwise compiled without graphs."""
-        if self.is_on and self.eager_evaluation:
+        if self.eager_evaluation:
             with torch.compiler.set_stance("force_eager"):
                 yield
         elif self.uses_graphs:
@@ -74,6 +66,6 @@ class Compiled:
             try:
                 yield
             finally:
-                self._compile()
+                self.model.compile(**GRAPHS)
         else:
             yield

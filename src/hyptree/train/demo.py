@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 
-from hyptree.errors import UserError, require
+from hyptree.errors import require
 from hyptree.files import write_text
-
-__all__ = ["demo_recipe", "run"]
 
 LEAD = (
     "A small vision model, trained a moment ago on pictures that this machine drew. It works by clustering: here is "
     "every cluster it made of pictures it had not seen, the tree they form, and where they lie in hyperbolic space."
 )
 
-# What a run, this demo and earlier forms of it leave in the folder; nothing else is ever removed.
-_OWN = ("recipe.yaml", "dataset.json", "metrics.jsonl", "log.txt", "index.html", "numbers.json", "disk.png")
-_OWN_FOLDERS = ("checkpoints", "tensorboard")
 
-
-def demo_recipe() -> Path:
-    """The demo's recipe, wherever hyptree is run from."""
-    from hyptree.config import recipe_folder
-
-    folder = recipe_folder()
-    if folder is None:
-        raise UserError("recipes/demo.yaml is missing; run the demo from a checkout, or install hyptree again")
-    return folder / "demo.yaml"
-
-
-def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
+def run(out: Path, seed: int = 0, recipe: Path | None = None, device: str = "auto", threads: int | None = None) -> None:
     """Trains, measures, explains; prints the numbers and ends with the path of ``index.html``.
 
     Args:
         out: folder of the run, made when absent; an earlier demo in it is replaced.
         seed: of the weights, the order of the pictures and the pictures themselves.
         recipe: another recipe than the demo's own.
+        device, threads: of the run.
     """
     from hyptree.config import load
     from hyptree.devices import cpu_threads
@@ -48,16 +32,16 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
 
     began = time.perf_counter()
     out = Path(out)
-    settings = load(Recipe, recipe or demo_recipe())
+    settings = load(Recipe, recipe or "recipes/demo.yaml")
     settings.run.seed = settings.data.seed = seed
+    settings.run.device, settings.run.threads = device, threads
     if settings.data.cache is None:
         settings.data.cache = True  # drawn once: for training, for the page, for the next demo
-    if settings.model.plugin.is_used:
+    if settings.model.plugin is not None:
         require("matplotlib", "plot")  # its page is drawn with it
-    _clear(out)
     if settings.data.name == "world":
         print("drawing the pictures of the built-in world (kept for the next time) ...", flush=True)
-    fit(settings, out)
+    fit(settings, out, overwrite=True)
     trained = time.perf_counter()
     print("looking into the model ...", flush=True)
     footer = (
@@ -77,15 +61,3 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
             print(f"{name:<16} {value:6.1%}")
     print(f"{'time':<16} {clock(done - began)}  (training {clock(trained - began)}, page {clock(done - trained)})")
     print(f"\nOpen this page:\n{path}", flush=True)
-
-
-def _clear(out: Path) -> None:
-    """Makes the folder ready for a new run: what an earlier demo left is removed, anything else stays."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file, expected a folder")
-    if out.is_dir():
-        for name in _OWN:
-            (out / name).unlink(missing_ok=True)
-        for name in _OWN_FOLDERS:
-            shutil.rmtree(out / name, ignore_errors=True)
-    out.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,8 @@ def load_task(run: Path | str, recipe: Recipe) -> tuple[Task, nn.Module]:
     task.recipe.model.args.pop("checkpoint_path", None)  # timm's word for the same; it may be a pickle
     model = task.build_model(RunFolder(run).dataset())
     fill_tensors(model.state_dict(), best_weights(run), str(run))
+    if hasattr(model, "check_base"):  # these weights are for one encoder
+        model.check_base()  # type: ignore[operator]
     return task, model.eval()
 
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hyptree.errors import UserError, require
 from hyptree.files import save_tensors, write_atomic
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import load_model
+from hyptree.train.language import export_language_model, fresh_folder
 from hyptree.train.plugin import LogitsOnly
 from hyptree.train.run.recipe import Recipe
 
 SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
+_HF = "is exported as hf (a folder for transformers) or safetensors"
+_AS = {
+    "language": f"a language model {_HF}",
+    "contrast": f"a CLIP {_HF}",
+    "radial": f"a text encoder {_HF}",
+    "embed": "points of a hierarchy are exported as safetensors",
+    "fewshot": "a few-shot head works beside its encoder and is exported as safetensors",
+}
+"""What is no function from pictures to numbers, by its task."""
 TOLERANCE = 1e-4
 """Largest difference between program and model, relative to the largest output."""
 
@@ -42,9 +53,7 @@ def export(
         if RunFolder(run).recipe(Recipe).task in ("contrast", "radial"):
             from hyptree.vlm.encoders.transformers import load_run
 
-            return load_run(run).save(_fresh(out or run / "hf")), None
-        from hyptree.train.language import export_language_model
-
+            return load_run(run).save(fresh_folder(out or run / "hf")), None
         return export_language_model(run, out), None
     if format == "onnx":
         require("onnx", "onnx")
@@ -54,15 +63,9 @@ def export(
         handle: Any = getattr(model, "handle", None)
         if handle is None:
             raise UserError(f"{run} trained no adapter; give a run of openvocab or radial whose method is one")
-        model.check_base()  # type: ignore[operator]
-        return handle.save(_fresh(out or run / "adapter")), None
-    kind = {"language": "a language model", "contrast": "a CLIP", "radial": "a text encoder"}.get(recipe.task)
-    if recipe.task == "embed" and format != "safetensors":
-        raise UserError(f"points of a hierarchy are exported as safetensors, not {format}")
-    if kind is not None and format != "safetensors":
-        raise UserError(f"{kind} is exported as hf (a folder for transformers) or safetensors, not {format}")
-    if recipe.task == "fewshot" and format != "safetensors":
-        raise UserError(f"a few-shot head works beside its encoder and is exported as safetensors, not {format}")
+        return handle.save(fresh_folder(out or run / "adapter")), None
+    if recipe.task in _AS and format != "safetensors":
+        raise UserError(f"{_AS[recipe.task]}, not {format}")
     path = out if out is not None else run / f"model{SUFFIXES[format]}"
     if path.parent != Path():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,14 +75,17 @@ def export(
     size = size or recipe.data.size
     generator = torch.Generator().manual_seed(0)
     example = torch.randn(batch or 2, 3, size, size, generator=generator)
-    if recipe.model.plugin.is_used and recipe.task == "classify":
+    if recipe.model.plugin is not None and recipe.task == "classify":
         model = LogitsOnly(model).eval()
     with torch.no_grad():
         expected = model(example)
     if not isinstance(expected, Tensor):
         raise UserError(f"{format} wants a model that gives one tensor, {recipe.model.name} gives {type(expected)}")
+    shapes = ({0: torch.export.Dim("batch", min=1, max=4096)},) if batch is None else None
     try:
-        program = _trace(model, example, dynamic=batch is None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(model, (example,), dynamic_shapes=shapes)
     except Exception as error:
         raise UserError(
             f"{recipe.model.name} cannot be exported: {str(error).splitlines()[0]}; try --batch 1"
@@ -87,7 +93,9 @@ def export(
     if format == "onnx":
         output = _write_onnx(program, example, path)
     else:
-        write_atomic(path, lambda temporary: _write_pt2(program, temporary))
+        with io.BytesIO() as held:  # the name of a temporary file does not end in .pt2, which the function insists on
+            torch.export.save(program, held)
+            write_atomic(path, lambda temporary: temporary.write_bytes(held.getvalue()))
         output = torch.export.load(path).module()(example)
     difference = (output - expected).abs().max().item()
     scale = max(1.0, expected.abs().max().item())
@@ -95,26 +103,6 @@ def export(
         path.unlink()
         raise UserError(f"the exported program differs from the model by {difference:.2g}: nothing was written")
     return path, difference
-
-
-def _fresh(folder: Path) -> Path:
-    """The folder, if nothing is in it."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is already there and not empty; choose another --out")
-    return folder
-
-
-def _trace(model: nn.Module, example: Tensor, dynamic: bool) -> torch.export.ExportedProgram:
-    shapes = ({0: torch.export.Dim("batch", min=1, max=4096)},) if dynamic else None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.export.export(model, (example,), dynamic_shapes=shapes)
-
-
-def _write_pt2(program: torch.export.ExportedProgram, path: Path) -> None:
-    # Through an open file: the name of a temporary file does not end in .pt2, which the function insists on.
-    with path.open("wb") as file:
-        torch.export.save(program, file)
 
 
 def _write_onnx(program: torch.export.ExportedProgram, example: Tensor, path: Path) -> Tensor:

@@ -18,6 +18,7 @@ from hyptree.files import check_weights, sign_weights
 from hyptree.progress import quiet_transformers
 from hyptree.runs import RunFolder
 from hyptree.train.run.recipe import Recipe
+from hyptree.train.source import Source, find_model
 
 if TYPE_CHECKING:
     import torch
@@ -33,18 +34,13 @@ def load_language_model(source: Path | str, device: str | torch.device = "cpu") 
     """
     require("transformers", "lm")
     folder = RunFolder(source)
-    if not folder.path.is_dir():
-        raise UserError(f"{source}: no such folder; give a run of hyptree train, or a folder of save_pretrained")
     if folder.holds_run:
         from hyptree.train.evaluate import load_model
 
         _require_language(folder)
         model: Any = load_model(source, device)[0]
         return model, unpack_tokenizer(folder.dataset("tokenizer")["tokenizer"])
-    if not (folder.path / "config.json").is_file():
-        raise UserError(
-            f"{source} holds no language model: it has neither recipe.yaml (a run) nor config.json (save_pretrained)"
-        )
+    find_model(source, "run", "hf")
     tokenizer = load_tokenizer(folder.path)  # before the weights: its absence is known at once
     from transformers import AutoModelForCausalLM
 
@@ -62,11 +58,8 @@ def load_language_model(source: Path | str, device: str | torch.device = "cpu") 
 
 def export_language_model(run: Path, out: Path | None = None) -> Path:
     """Write the best model of a run and its tokenizer as a Hugging Face folder, by default ``hf`` in the run."""
-
     _require_language(RunFolder(run))
-    out = out if out is not None else run / "hf"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there and not empty; choose another --out")
+    out = fresh_folder(out or run / "hf")
     model, tokenizer = load_language_model(run)
     with quiet_transformers():
         model.save_pretrained(out)
@@ -75,10 +68,35 @@ def export_language_model(run: Path, out: Path | None = None) -> Path:
     return out
 
 
+def fresh_folder(folder: Path) -> Path:
+    """The folder, if nothing is in it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is already there and not empty; choose another --out")
+    return folder
+
+
 def _require_language(folder: Any) -> None:
     task = folder.recipe(Recipe).task
     if task != "language":
         raise UserError(f"{folder.path} is a run of the task {task}, this needs one of the task language")
+
+
+def measure_text(source: Source, text: Sequence[Path], batch_size: int, device: torch.device) -> dict[str, Any]:
+    """Perplexity per token and bits per byte of files, block by block as the task ``language`` measures them."""
+    import torch
+
+    from hyptree.data.text import TextSettings, build_text_loader
+    from hyptree.evaluate.text.perplexity import byte_lengths, score
+
+    model, tokenizer = load_language_model(source.folder(), device)
+    context = min(getattr(model.config, "max_position_embeddings", None) or 1024, 1024)
+    settings = TextSettings(path=tuple(text), val_path=tuple(text), block_length=context)
+    blocks = build_text(settings, "val", tokenizer)
+    moved = ({k: v.to(device) for k, v in batch.items()} for batch in build_text_loader(blocks, batch_size=batch_size))
+    with torch.no_grad():
+        result = score(model, moved, byte_lengths(tokenizer).to(device))
+    numbers = {"loss": result.loss, "perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte}
+    return {"tokens": result.num_tokens, "bytes": result.num_bytes, "block_length": context, **numbers}
 
 
 def run_tasks(source: Path | str, tasks: Sequence[str], *, device: str = "cpu", **options: Any) -> list[ChoiceScore]:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyptree.data.seeding import reseed
 from hyptree.devices import cpu_threads, free_threads
 from hyptree.errors import UserError, as_called, require
 from hyptree.files import full_disk_is_one_line, require_path
@@ -27,16 +28,20 @@ from hyptree.runs import Checkpoint, RunFolder
 from hyptree.signals import stop_signals
 from hyptree.train.compiled import Compiled
 from hyptree.train.model import checkpoint_activations, load_weights
-from hyptree.train.optimizer.build import build_optimizer, clip_gradients, parameter_marks, set_lr, step_if_finite
-from hyptree.train.optimizer.ema import Ema
-from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.optimizer.build import (
+    Ema,
+    Schedule,
+    build_optimizer,
+    clip_gradients,
+    parameter_marks,
+    step_if_finite,
+)
 from hyptree.train.parallel.batchnorm import sync_batch_norms
-from hyptree.train.parallel.determinism import deterministic, seed_all
-from hyptree.train.parallel.distributed import Processes
+from hyptree.train.parallel.distributed import Processes, deterministic
 from hyptree.train.run.log import Reporter
-from hyptree.train.run.progress import NotFinite, RunState
 from hyptree.train.run.recipe import Recipe, check_resumable, require_read
-from hyptree.train.run.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
+from hyptree.train.run.state import RunState, fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
+from hyptree.train.task import move
 from hyptree.train.tasks import build_task
 
 _ASK_EVERY = 10
@@ -55,21 +60,26 @@ class Result:
     best_step: int | None
 
 
-def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = False) -> Result:
+def fit(
+    recipe: Recipe, out: Path | str, *, resume: bool = False, overwrite: bool = False, quiet: bool = False
+) -> Result:
     """Train what the recipe says and keep it in a folder that can be resumed after any interruption.
 
     Uses the global random generators of Python, numpy and torch: the run owns its process. Under torchrun every
     process calls this, and only the first one prints and writes. Ctrl-C and SIGTERM write a checkpoint after the step.
 
     Args:
-        out: the run's folder; one that already holds a run is refused unless ``resume``.
+        out: the run's folder; one that already holds a run is refused unless ``resume`` or ``overwrite``.
         resume: go on from the newest whole checkpoint in ``out``; where there is none, start from the beginning.
+        overwrite: replace the run in ``out``, as soon as nothing but training is left to do.
         quiet: print nothing (files are written all the same).
 
     Raises:
         UserError: something the user can repair; what was saved before is whole.
         KeyboardInterrupt: after a checkpoint was written because of Ctrl-C or SIGTERM.
     """
+    if resume and overwrite:
+        raise UserError("--resume goes on with a run and --overwrite replaces it; leave one of them out")
     if recipe.run.tensorboard is True:
         require("tensorboard", "board", asked_by="run.tensorboard true")
     processes = Processes(recipe.run.device, recipe.run.parallel)
@@ -81,10 +91,10 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
         if asked is None and processes.device.type == "cpu":
             # Kept in the folder and taken up again, because the last bits of a run depend on it.
             kept = folder.recipe(Recipe).run.threads if resume and folder.holds_run else None
-            threads = kept or processes.from_main(free_threads)
+            threads = kept or processes.together(free_threads, on_main=True)
             recipe = replace(recipe, run=replace(recipe.run, threads=threads))
         with cpu_threads(threads), deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
-            trainer = processes.together(Trainer, recipe, folder, processes, resume)
+            trainer = processes.together(Trainer, recipe, folder, processes, resume, overwrite)
             if asked is None and threads < most:
                 why = "others kept the rest busy when this run began"
                 trainer.notes.append(f"{threads} of {most} CPU threads: {why}; --run.threads {most} takes all")
@@ -97,17 +107,21 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
 class Trainer:
     """One run: its task, data, model, optimiser and progress."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, processes: Processes, resume: bool):
+    def __init__(self, recipe: Recipe, folder: RunFolder, processes: Processes, resume: bool, overwrite: bool):
         """Everything that can go wrong without the other processes: folder, data, model."""
         self.recipe, self.folder, self.processes = recipe, folder, processes
         self.notes: list[str] = []
-        if folder.holds_run and not resume:
-            raise UserError(f"{folder.path} already holds a run; choose another --out, or {self._go_on()}")
-        if folder.holds_run:
+        self.overwrites, self.is_old = folder.holds_run and overwrite, folder.holds_run and not overwrite
+        """Whether there is a run to replace, or to go on with; asked before any process can have started this one."""
+        if self.is_old and not resume:
+            raise UserError(
+                f"{folder.path} already holds a run; choose another --out, --overwrite it, or {self._go_on()}"
+            )
+        if self.is_old:
             check_resumable(folder.recipe(Recipe), recipe, folder.path)
         else:
             require_read(recipe)
-        if resume and not folder.holds_run:
+        if resume and not self.is_old:
             self.notes.append(f"nothing to resume in {folder.path} yet: starting from the beginning")
         folder.require_writable()
         if recipe.model.weights is not None:
@@ -132,11 +146,11 @@ class Trainer:
         self.schedule = Schedule(recipe.schedule, self.steps_per_epoch)
         self.data = self.task.describe(train_set)
         self.model = self._build_model()
-        self.progress = RunState()
+        self.progress = RunState(num_steps=self.schedule.num_steps)
 
     def _build_model(self) -> nn.Module:
         run, settings = self.recipe.run, self.recipe.model
-        seed_all(run.seed)  # the same fresh weights in every process
+        reseed(run.seed, gpus=True)  # the same fresh weights in every process
         model = self.task.build_model(self.data)
         if settings.weights is not None:
             fresh = load_weights(model, settings.weights)
@@ -148,10 +162,12 @@ class Trainer:
         model.to(self.processes.device)
         if run.channels_last:
             model.to(memory_format=torch.channels_last)
-        self.notes += sync_batch_norms(model, self.processes.size, run.accumulate)
-        self.compiled = Compiled(model, run.compile, self.processes.device, eager_evaluation=run.eval_every == 0)
-        if self.compiled.note is not None:
-            self.notes.append(self.compiled.note)
+        if self.processes.size * run.accumulate > 1:
+            self.notes += sync_batch_norms(model, self.processes.size, run.accumulate)
+        self.compiled: Compiled | None = None
+        if run.compile:
+            self.compiled = Compiled(model, run.compile, self.processes.device, eager_evaluation=run.eval_every == 0)
+            self.notes += self.compiled.notes
         if self.task.before_training is not None:
             with torch.no_grad():
                 self.task.before_training(model.eval())
@@ -162,10 +178,12 @@ class Trainer:
     def run(self, stopped: Any, quiet: bool) -> Result:
         """All steps that are left."""
         marks = parameter_marks(self.model)
-        self.wrapped = self.processes.wrap(self.model).train()
+        self.wrapped = (self.processes.wrap(self.model) if self.processes.size > 1 else self.model).train()
         self.optimizer = build_optimizer(self.model, self.recipe.optim, marks)
         self.ema = Ema(self.model, self.recipe.run.ema) if self.recipe.run.ema is not None else None
         self._open_folder()
+        if hasattr(self.model, "check_base"):  # weights that were filled in may belong to another encoder
+            self.processes.together(self.model.check_base)  # type: ignore[arg-type]
         run, schedule, progress = self.recipe.run, self.schedule, self.progress
         self.reporter = Reporter(
             self.folder,
@@ -191,7 +209,11 @@ class Trainer:
                 self.reporter.advance(progress.step)
                 is_last = progress.step == schedule.num_steps
                 evaluates = is_last or self._is_due(run.eval_every)
-                stops = not is_last and self._wants_to_stop(stopped)
+                stops = stopped()
+                if self.processes.size > 1:  # all stop where one is told to
+                    asks = progress.step % _ASK_EVERY == 0
+                    stops = asks and bool(self.processes.mean(torch.tensor(float(stops))) > 0)
+                stops = stops and not is_last
                 saves = evaluates or stops or self._is_due(run.save_every, run.save_steps)
                 if is_last or progress.step % run.log_steps == 0:
                     self.log()
@@ -211,23 +233,28 @@ class Trainer:
     def train_step(self, batches: Iterator[Any]) -> None:
         """One optimiser step: forward and backward over the parts of a batch, clip, step, average."""
         recipe, step = self.recipe, self.progress.step
-        parts = recipe.run.accumulate
-        seed_all(recipe.run.seed, step, self.processes.rank)
-        set_lr(self.optimizer, recipe.optim.lr * self.schedule.factor(step))
+        parts, several = recipe.run.accumulate, self.processes.size > 1
+        reseed(recipe.run.seed, step, self.processes.rank, gpus=True)
+        lr = recipe.optim.lr * self.schedule.factor(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
         totals: dict[str, Tensor] = {}
         for part, batch in enumerate(self._parts(batches)):
-            batch = self.task.to_device(batch, self.processes.device)
+            batch = move(batch, self.processes.device, recipe.run.channels_last)
             batch = self.task.prepare_batch(batch, step * parts + part)
-            self.compiled.begin_pass()
-            with self.processes.no_sync(self.wrapped, sync=part == parts - 1):
+            if self.compiled is not None:
+                self.compiled.begin_pass()
+            waits = self.processes.no_sync(self.wrapped, part < parts - 1) if several else contextlib.nullcontext()
+            with waits:
                 with self.task.autocast(self.processes.device):
                     loss, numbers = self.task.training_loss(self.wrapped, batch)
                 (loss / parts).backward()
             for name, value in {"loss": loss.detach(), **numbers}.items():
                 totals[name] = totals.get(name, 0.0) + value.float() / parts
-            if part == 0 and parts > 1:
+            if part == 0 and parts > 1 and self.compiled is not None:
                 self.compiled.keep_gradients()
-        self.processes.sync_rest(self.model)
+        if self.processes.shards:
+            self.processes.sync_rest(self.model)
         totals["grad_norm"] = clip_gradients(self.model, recipe.optim.clip)
         if recipe.run.max_skipped_steps:
             step_if_finite(self.optimizer, totals["grad_norm"])
@@ -265,9 +292,14 @@ class Trainer:
         """Numbers on the validation set, of the averaged weights where they are kept; the best ones are saved."""
         self._read_losses()  # NaN is reported where it starts, not as a bad accuracy
         began = time.perf_counter()
-        weights = self.ema.swapped_in(self.model) if self.ema is not None else contextlib.nullcontext()
-        with weights, self.compiled.evaluating(), self.processes.evaluating(self.model):
-            self.processes.sync_buffers(self.model)
+        with contextlib.ExitStack() as stack:
+            if self.ema is not None:
+                stack.enter_context(self.ema.swapped_in(self.model))
+            if self.compiled is not None:
+                stack.enter_context(self.compiled.evaluating())
+            if self.processes.size > 1:
+                stack.enter_context(self.processes.evaluating(self.model))
+                self.processes.sync_buffers(self.model)
             scores = self.task.score(self.model, self.val_loader, self.processes.device, self.processes.gather)
         self._numbers = scores
         line = self._line("val") | scores
@@ -294,7 +326,7 @@ class Trainer:
         began = time.perf_counter()
         if self.ema is not None:
             self.progress.num_ema_updates = self.ema.num_updates
-        progress = asdict(self.progress) | {"seconds": self._seconds()}
+        progress = asdict(self.progress) | {"seconds": self.progress.seconds + began - self._clock}
         checkpoint = Checkpoint(
             model=full_tensors(self.model.state_dict()),
             ema=full_tensors(self.ema.tensors) if self.ema is not None else None,
@@ -309,10 +341,12 @@ class Trainer:
     def _open_folder(self) -> None:
         """Start a new folder, or take over the state of the newest whole checkpoint in an old one."""
         folder = self.folder
-        name = self.processes.from_main(lambda: folder.find(self.notes.append) if folder.holds_run else None)
+        name = self.processes.together(folder.find, self.notes.append, on_main=True) if self.is_old else None
         if name is None:
-            if folder.holds_run:
+            if self.is_old:
                 self.notes.append(f"{folder.path} has no checkpoint yet: starting from the beginning")
+            elif self.overwrites:
+                self._on_main(folder.clear)
             self._on_main(folder.start, self.recipe, self.data)
         else:
             self.processes.together(self._check_data)
@@ -346,10 +380,13 @@ class Trainer:
         if self.progress.step >= self.schedule.num_steps:
             say(f"this run is finished: {self.progress.step} steps")
             return
+        where = self.processes.device.type
+        if self.processes.size > 1:
+            where += f" x {self.processes.size} ({'fsdp2' if self.processes.shards else 'ddp'})"
         say(
             f"{self.recipe.model.name}: {count:,} parameters; {self.schedule.num_steps:,} steps of "
             f"{self.units} {self.task.unit}, {self.steps_per_epoch:,} per epoch, on "
-            f"{self.processes}" + (f", {threads} CPU thread" + "s" * (threads > 1) if threads else "")
+            f"{where}" + (f", {threads} CPU thread" + "s" * (threads > 1) if threads else "")
         )
 
     def _batches(self) -> Iterator[Any]:
@@ -406,22 +443,17 @@ class Trainer:
             if self.recipe.run.max_skipped_steps:
                 count = self.progress.drop_skipped(count, self.recipe.run.max_skipped_steps)
             self.progress.require_finite(count, f"; the last good checkpoint is {saved}" if saved.is_dir() else "")
-        except NotFinite as error:
-            self._leave(UserError(str(error)), 2)
+        except UserError as error:
+            self._leave(error, 2)
 
     def _is_due(self, epochs: float, steps: int | None = None) -> bool:
         step = self.progress.step
         by_epoch = epochs > 0 and step % max(1, round(epochs * self.steps_per_epoch)) == 0
         return by_epoch or (steps is not None and step % steps == 0)
 
-    def _wants_to_stop(self, stopped: Any) -> bool:
-        return self.progress.step % (_ASK_EVERY if self.processes.size > 1 else 1) == 0 and self.processes.any(
-            stopped()
-        )
-
     def _on_main(self, work: Any, *args: Any) -> None:
         """Files are written by the first process; its failure ends all of them."""
-        self.processes.from_main(full_disk_is_one_line(self.folder.path)(work), *args)
+        self.processes.together(full_disk_is_one_line(self.folder.path)(work), *args, on_main=True)
 
     def _leave(self, error: BaseException, code: int) -> None:
         """All processes end, the first one with words."""
@@ -430,13 +462,11 @@ class Trainer:
     def _go_on(self) -> str:
         return f"go on with: {as_called('train', self.folder.path, '--resume')}"
 
-    def _seconds(self) -> float:
-        return self.progress.seconds + time.perf_counter() - self._clock
-
     def _line(self, split: str) -> dict[str, Any]:
         step = self.progress.step
         epoch = round(step / self.steps_per_epoch, 4)
-        return {"step": step, "epoch": epoch, "split": split, "time": round(self._seconds(), 3)}
+        seconds = self.progress.seconds + time.perf_counter() - self._clock
+        return {"step": step, "epoch": epoch, "split": split, "time": round(seconds, 3)}
 
     def _result(self) -> Result:
         numbers = getattr(self, "_numbers", None)

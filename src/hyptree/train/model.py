@@ -63,8 +63,8 @@ def require_size(model: nn.Module, size: int) -> nn.Module:
     return model
 
 
-def reduce_tokens(model: nn.Module, settings: TokenSettings) -> nn.Module:
-    """The model itself, patched to keep a share of its tokens; untouched when it keeps all.
+def reduce_tokens(model: nn.Module, settings: TokenSettings) -> None:
+    """Patch a model to keep a share of its tokens; one that keeps all stays untouched.
 
     The hooks are no part of the weights: a run that was trained with a reduction can be used without it, and the other
     way round.
@@ -81,22 +81,17 @@ def reduce_tokens(model: nn.Module, settings: TokenSettings) -> nn.Module:
                 linkage=settings.linkage,
                 prop_attn=settings.prop_attn,
             )
-    return model
 
 
-def checkpoint_activations(model: nn.Module, name: str, use_reentrant: bool = False) -> None:
-    """Let a model compute activations again in the backward pass, by whatever word its library has for it.
-
-    Args:
-        use_reentrant: the older way of ``torch.utils.checkpoint``; timm has a switch of its own for it.
-    """
+def checkpoint_activations(model: nn.Module, name: str) -> None:
+    """Let a model compute activations again in the backward pass, by whatever word its library has for it."""
     saver: Any = model.to_plain() if hasattr(model, "to_plain") else model  # type: ignore[operator]
     if hasattr(saver, "set_grad_checkpointing"):  # timm's word
         saver.set_grad_checkpointing(True)
         return
     for word in ("activation", "gradient"):  # that of transformers, and what it said up to 5.22
         if hasattr(saver, f"{word}_checkpointing_enable"):
-            getattr(saver, f"{word}_checkpointing_enable")({"use_reentrant": use_reentrant})
+            getattr(saver, f"{word}_checkpointing_enable")({"use_reentrant": False})
             return
     raise UserError(f"model {name} cannot do run.grad_checkpointing; switch it off")
 

@@ -12,8 +12,7 @@ from hyptree.data.pictures.transforms import eval_transform
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError, as_user_error
 from hyptree.evaluate.pictures.openvocab_scores import BaseNovelScorer
-from hyptree.evaluate.pictures.panoptic import PanopticQuality
-from hyptree.evaluate.pictures.panoptic_join import join_panoptic, panoptic_truth
+from hyptree.evaluate.pictures.panoptic import PanopticQuality, join_panoptic, panoptic_truth
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import load_model
 from hyptree.train.tasks import build_task
@@ -55,7 +54,6 @@ def evaluate_openvocab(
         raise UserError(f"{detector_run} is a run of the task {recipe.task}; expected detect or openvocab_detect")
     if not isinstance(segmenter, OpenVocabSegmenter):
         raise UserError(f"{segmenter_run} is a run of the task {other.task}; expected openvocab")
-    segmenter.check_base()
     dataset = build_task(recipe).build_dataset(split)
     things, classes = tuple(dataset.box_classes), tuple(dataset.semantic_classes)
     hidden = tuple(segmenter.settings.unseen if novel is None else novel)

@@ -1,7 +1,6 @@
 """A plug-in on the model of a run: put on, its losses and numbers brought to the task, its learning rate set.
 
-A task calls :func:`plug_in` (or :func:`plug_in_features` below a dense head) on its model and reads what comes out by
-:func:`logits_of` and :func:`with_plugin_loss`; all of them leave a model without a plug-in as it is.
+Only for recipes with ``model.plugin``: tasks call nothing of this, nor import it, where there is none.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ as means of their children: it is worth something only beside ``distance_ratio``
 
 
 def plug_in(model: nn.Module, settings: PluginSettings, *, lr: float, size: int) -> nn.Module:
-    """The model with its plug-in, or the model itself where the recipe wants none.
+    """The model with its plug-in.
 
     Args:
         lr: learning rate of the run, of which the plug-in's own is a share.
@@ -37,8 +36,6 @@ def plug_in(model: nn.Module, settings: PluginSettings, *, lr: float, size: int)
     Raises:
         UserError: arguments that the plug-in does not take, or a model that cannot be read.
     """
-    if not settings.is_used:
-        return model
     wrapped = _make(HiMapper, model, settings, lr)
     _look(wrapped, size)
     return wrapped
@@ -46,12 +43,7 @@ def plug_in(model: nn.Module, settings: PluginSettings, *, lr: float, size: int)
 
 def plug_in_features(backbone: nn.Module, settings: PluginSettings, *, lr: float) -> nn.Module:
     """The same for a backbone that gives maps of several strides to a dense head."""
-    return _make(HiMapperFeatures, backbone, settings, lr) if settings.is_used else backbone
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits in what a model gave: itself, or within the output of a plug-in."""
-    return output if isinstance(output, Tensor) else output.logits
+    return _make(HiMapperFeatures, backbone, settings, lr)
 
 
 def with_plugin_loss(
@@ -66,25 +58,25 @@ def with_plugin_loss(
 
 
 class PluginNumbers:
-    """Numbers of a plug-in over an evaluation: means over pictures. Empty for a model without one."""
+    """Asks a model with a plug-in as it evaluates, and keeps the plug-in's numbers: means over pictures."""
 
-    def __init__(self, model: nn.Module):
-        self.is_used = isinstance(model, HiMapper) and model.enabled
+    def __init__(self, model: HiMapper):
+        self.model = model
         self._sums: list[Tensor] = []
 
-    def ask(self, model: nn.Module, images: Tensor) -> Any:
+    def __call__(self, images: Tensor) -> Any:
         """The model's answer; a plug-in is asked for its numbers as well, which it gives unasked only in training."""
-        if not self.is_used:
-            return model(images)
-        output = model(images, compute_losses=True)
+        if not self.model.enabled:
+            return self.model(images)
+        output = self.model(images, compute_losses=True)
         values = [output.losses["contrastive"], *(output.stats[name] for name in NUMBERS)]
         sums = torch.stack([value.double() for value in values]) * len(images)
         self._sums.append(torch.cat([sums, sums.new_tensor([len(images)])]))
         return output
 
     def means(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """The numbers, over all processes."""
-        if not self.is_used:
+        """The numbers, over all processes; none where the plug-in was switched off."""
+        if not self.model.enabled:
             return {}
         *sums, count = gather(torch.stack(self._sums)).sum(0).tolist()
         return {name: value / count for name, value in zip(("contrastive", *NUMBERS), sums, strict=True)}
@@ -98,7 +90,8 @@ class LogitsOnly(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        return logits_of(self.model(x))
+        output = self.model(x)
+        return output if isinstance(output, Tensor) else output.logits
 
 
 # ------------------------------------------------------------------------------------------------------------ the parts

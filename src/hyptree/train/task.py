@@ -1,14 +1,7 @@
 """What the training loop asks of a task. One file in ``hyptree/train/tasks`` per task; the loop knows none of them.
 
-To write one: say where samples come from (``build_dataset``), what the model must know of them (``describe``), how to
-make the model, a batch, a loss and numbers, and add a line to ``TASKS`` in ``hyptree/train/tasks/__init__.py``. The
-methods are called in the order below. Three promises make the rest work:
-
-* Call ``model(...)`` itself in ``training_loss``, once per batch: wrappers for several processes act there.
-* Random choices come from what is given (a sample's own generator, ``step``) or from torch's global generator, which
-  the loop seeds anew for every step. So a resumed run repeats them.
-* In ``evaluate`` collect numbers per process and call ``gather`` after the last batch: processes may have different
-  numbers of batches, but must call ``gather`` equally often.
+How to write one, and the three promises that it makes: docs/training.md, adding a task. Its methods are called in the
+order below.
 
 Losses and evaluation run under autocast when the recipe says bf16: make logits ``float()`` before a softmax.
 """
@@ -23,8 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from hyptree.errors import UserError
+
 if TYPE_CHECKING:
     from hyptree.train.run.recipe import Recipe
+
+
+Gather = Callable[[Tensor], Tensor]
+"""Concatenates a tensor (n, ...) over processes, in their order (the identity on one)."""
 
 
 class Task(ABC):
@@ -51,6 +50,7 @@ class Task(ABC):
     """Optional method: what the model does to itself after each optimiser step, beside its gradients; no wrapper."""
 
     def __init__(self, recipe: Recipe):
+        """The task of a recipe, whose data and model are built when they are asked for."""
         self.recipe = recipe
         self.on_gpu = torch.cuda.is_available() and recipe.run.device != "cpu"
         """Whether batches go to a GPU."""
@@ -75,9 +75,11 @@ class Task(ABC):
 
     def transform(self, train: bool) -> Any:
         """What happens to each sample in the loader's workers: augmentation, resizing, normalisation of pictures."""
-        from hyptree.data.pictures.transforms import transform_of
+        from hyptree.data.pictures.transforms import Transform
 
-        return transform_of(self.recipe.data, self.sees, train)
+        data = self.recipe.data
+        how: dict[str, Any] = {"augment": data.augment} if train else {"crop_pct": data.crop_pct}
+        return Transform(data.size, self.sees, data.mean, data.std, **how)
 
     def collate(self, samples: Sequence[Any], train: bool) -> Any:
         """A batch (tensors in dicts, lists, tuples) from transformed samples. Runs in the loader's workers."""
@@ -95,6 +97,12 @@ class Task(ABC):
         from hyptree.data.loader import build_loader
 
         data, run = self.recipe.data, self.recipe.run
+        share = data.batch_size // run.accumulate // world_size
+        if train and data.augment.mixes and share % 2:
+            raise UserError(
+                f"mixup and cutmix need an even number of pictures at once, got {share} (data.batch_size "
+                f"{data.batch_size} over {run.accumulate} parts and {world_size} processes)"
+            )
         device = torch.device("cuda", torch.cuda.current_device()) if self.on_gpu else torch.device("cpu")
         return build_loader(
             dataset,
@@ -119,10 +127,6 @@ class Task(ABC):
         data = self.recipe.data
         return data.batch_size // self.recipe.run.accumulate if train else data.eval_batch_size or data.batch_size
 
-    def to_device(self, batch: Any, device: torch.device) -> Any:
-        """The batch on the device of the model."""
-        return move(batch, device, self.recipe.run.channels_last)
-
     def prepare_batch(self, batch: Any, step: int) -> Any:
         """The training batch after it reached the device: Mixup and CutMix live here, seeded by the step."""
         return batch
@@ -130,6 +134,16 @@ class Task(ABC):
     @abstractmethod
     def training_loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss over the batch, and numbers worth a curve (detached scalars, the same names for every batch)."""
+
+    def with_plugin(
+        self, model: nn.Module, output: Any, loss: Tensor, numbers: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and numbers, together with those of the plug-in where the recipe has one; ``output`` may have them."""
+        if self.recipe.model.plugin is None:
+            return loss, numbers
+        from hyptree.train.plugin import with_plugin_loss
+
+        return with_plugin_loss(model, output, loss, numbers)
 
     def count(self, batch: Any) -> Tensor | None:
         """Over how many pixels or tokens of a training batch the loss is a mean; None where all batches have as many.
@@ -148,27 +162,21 @@ class Task(ABC):
         return {}
 
     @abstractmethod
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Any], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
-        """Numbers over the validation set. The model is in eval mode, batches are on its device, no gradients.
-
-        Args:
-            gather: concatenates a tensor (n, ...) over processes, in their order (the identity on one).
-        """
+    def evaluate(self, model: nn.Module, batches: Iterable[Any], gather: Gather) -> dict[str, float]:
+        """Numbers over the validation set. The model is in eval mode, batches are on its device, no gradients."""
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """The recipe's precision."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.run.precision == "bf16")
 
     def score(
-        self, model: nn.Module, loader: Any, device: torch.device, gather: Callable[[Tensor], Tensor] = lambda own: own
+        self, model: nn.Module, loader: Any, device: torch.device, gather: Gather = lambda own: own
     ) -> dict[str, float]:
         """What ``evaluate`` gives over a loader, the model left in the mode it was in."""
         was_training = model.training
         model.eval()
         loader.set_epoch(0)
-        batches = (self.to_device(batch, device) for batch in loader)
+        batches = (move(batch, device, self.recipe.run.channels_last) for batch in loader)
         try:
             with torch.no_grad(), self.autocast(device):
                 scores = self.evaluate(model, batches, gather)

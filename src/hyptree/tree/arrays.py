@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["as_array", "frozen", "jumps", "max_below", "sum_below", "sum_to_root"]
-
 
 def as_array(values: Any) -> np.ndarray:
     """A numpy view or copy of numbers, lists or a torch tensor (which is recognised without importing torch)."""

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from hyptree.errors import suggest
-from hyptree.tree import ancestry, build, derive, drawing, formats, layout, measure, newick
+from hyptree.tree import build, derive, drawing, formats, layout, measure
 from hyptree.tree.arrays import as_array, frozen, jumps, max_below, sum_below, sum_to_root
-
-__all__ = ["Tree"]
 
 
 class Tree:
@@ -59,21 +57,21 @@ class Tree:
     from_linkage = classmethod(build.from_linkage)
     from_assignments = classmethod(build.from_assignments)
     from_edges = classmethod(build.from_edges)
-    from_newick = classmethod(newick.from_newick)
+    from_newick = classmethod(formats.from_newick)
     from_json = classmethod(formats.from_json)
     from_networkx = classmethod(formats.from_networkx)
     load = classmethod(formats.load)
     to_linkage = build.to_linkage
-    to_newick = newick.to_newick
+    to_newick = formats.to_newick
     to_json = formats.to_json
     to_networkx = formats.to_networkx
     save = formats.save
 
     # ------------------------------------------------------------------ pairs of nodes, clusters, new trees
-    _lca_table = cached_property(ancestry.lca_table)
-    lca = ancestry.lca
-    path = ancestry.path
-    distance = ancestry.distance
+    _lca_table = cached_property(derive.lca_table)
+    lca = derive.lca
+    path = derive.path
+    distance = derive.distance
     cut = derive.cut
     replace = derive.replace
     relabel = derive.relabel

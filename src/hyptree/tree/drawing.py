@@ -10,7 +10,7 @@ import numpy as np
 
 from hyptree.errors import require
 from hyptree.tree.arrays import as_array
-from hyptree.tree.layout import geodesic, largest_tau, radial, sarkar
+from hyptree.tree.layout import first_leaf, geodesic, largest_tau, radial, sarkar
 
 if TYPE_CHECKING:
     from hyptree.tree.core import Tree
@@ -209,11 +209,6 @@ def _write_names(tree: Tree, ax: Any, points: np.ndarray, names: bool | int, dot
     return half_width
 
 
-def first_leaf(tree: Tree) -> np.ndarray:
-    """Place of each node's first leaf, where the leaves stand in a row and what belongs together side by side, (n,)."""
-    return np.cumsum(tree.is_leaf[tree.order("preorder")])[tree._position] - tree.is_leaf
-
-
 def children_above(tree: Tree, points: np.ndarray) -> np.ndarray:
     """Which nodes have children that lie above them, (n,): there a name above would lie across theirs."""
     child = np.flatnonzero(tree.parent >= 0)
@@ -259,13 +254,7 @@ def _drop_covered(inner: list[tuple[Any, float]], leaves: list[tuple[Any, float]
 
 # ---------------------------------------------------------------------- text
 def text(tree: Tree, *, max_lines: int = 40, max_children: int = 10, max_depth: int | None = None) -> str:
-    """The tree as indented lines, cut short where it is large; what is left out is counted.
-
-    Args:
-        max_lines: of the whole text.
-        max_children: shown per node.
-        max_depth: levels shown below the roots.
-    """
+    """The tree as indented lines, cut short where it is large; what is left out is counted."""
     lines: list[str] = []
     below, is_leaf, depth = tree.num_leaves_below, tree.is_leaf, tree.depth
     shown_roots = tree.roots[:max_children].tolist()

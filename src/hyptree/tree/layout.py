@@ -78,18 +78,17 @@ def sarkar(tree: Tree, tau: float | None = None) -> np.ndarray:
 
 # ---------------------------------------------------------------------- pictures
 def radial(tree: Tree, rim: float = 0.95) -> np.ndarray:
-    """Points in the disk for a picture: equal angles for the leaves, hyperbolic radius by depth, (n, 2).
-
-    Args:
-        rim: Euclidean radius of the deepest nodes.
-    """
+    """Points for a picture: equal angles for the leaves, hyperbolic radius by depth up to the rim, (n, 2)."""
     turn = 2 * np.pi / tree.num_leaves
-    leaf_place = np.cumsum(tree.is_leaf[tree.order("preorder")])  # leaves up to each place of the preorder
-    first = leaf_place[tree._position] - tree.is_leaf
-    middle = first + (tree.num_leaves_below - 1) / 2
+    middle = first_leaf(tree) + (tree.num_leaves_below - 1) / 2
     level = tree.depth + (len(tree.roots) > 1)
     radius = np.tanh(np.arctanh(rim) * level / max(level.max(), 1))
     return np.stack([radius * np.cos(turn * middle), radius * np.sin(turn * middle)], 1)
+
+
+def first_leaf(tree: Tree) -> np.ndarray:
+    """Place of each node's first leaf, where the leaves stand in a row and what belongs together side by side, (n,)."""
+    return np.cumsum(tree.is_leaf[tree.order("preorder")])[tree._position] - tree.is_leaf
 
 
 def geodesic(p: np.ndarray, q: np.ndarray, num_points: int) -> np.ndarray:

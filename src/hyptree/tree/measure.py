@@ -69,7 +69,6 @@ def distortion(
         pairs: (P, 2) nodes to compare (places in leaf order if ``distances`` is over leaves). By default all pairs
             up to two million of them, else a random million.
         num_samples: number of random pairs instead.
-        seed: of the random pairs.
     """
     measure, nodes = _other_metric(tree, distances, embedding, manifold)
     i, j, exact = _choose_pairs(len(nodes), pairs, num_samples, seed)
@@ -149,15 +148,13 @@ def _distance_function(manifold: Any) -> Callable[[np.ndarray, np.ndarray], np.n
         manifold = getattr(geometry, known[name])(c)
     if not hasattr(manifold, "dist"):
         raise ValueError(f"a manifold must have dist(x, y), got {type(manifold).__name__}")
-    return lambda x, y: _torch_distance(manifold, x, y)
-
-
-def _torch_distance(manifold: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     import torch
 
-    with torch.no_grad():
+    def distance(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         a, b = (torch.from_numpy(np.array(v, np.float64)) for v in (x, y))
         return as_array(manifold.dist(a, b)).astype(np.float64)
+
+    return torch.no_grad()(distance)
 
 
 def poincare_distance(x: np.ndarray, y: np.ndarray, c: float = 1.0) -> np.ndarray:
@@ -216,9 +213,6 @@ def gromov_delta(
         method: "exact", the maximum over all quadruples, O(n^4); "base", the maximum over triples with one fixed
             ``base`` point, O(n^3), between delta / 2 and delta; "sampled", the maximum over ``num_samples`` random
             quadruples, a lower bound; "auto", exact up to 100 points, base up to 800, then sampled.
-        base: the fixed point.
-        num_samples: number of quadruples.
-        seed: of the random quadruples.
     """
     D = as_array(distances).astype(np.float64)
     if D.ndim != 2 or D.shape[0] != D.shape[1] or not len(D):

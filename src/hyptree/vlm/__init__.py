@@ -6,8 +6,7 @@
     handle = vlm.attach(encoder, vlm.ScaleAdapterConfig(block_size=128))
     handle.print_trainable_parameters()
 
-Nothing is imported until it is asked for. The function ``attach`` lives in ``attachment.py``: a module of its own name
-would hide it here.
+Nothing is imported until it is asked for.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ from hyptree.lazy import lazy
 
 if TYPE_CHECKING:
     from hyptree.vlm.adapters.adapter import AdapterConfig
-    from hyptree.vlm.adapters.attachment import attach, handle_of
-    from hyptree.vlm.adapters.handle import AdapterHandle
-    from hyptree.vlm.adapters.kinds.diagonal import DiagonalConfig
-    from hyptree.vlm.adapters.kinds.full import FullConfig
-    from hyptree.vlm.adapters.kinds.lora import LoraConfig
+    from hyptree.vlm.adapters.handle import AdapterHandle, attach, handle_of
+    from hyptree.vlm.adapters.kinds.lora import FullConfig, LoraConfig
     from hyptree.vlm.adapters.kinds.orthogonal import OrthogonalConfig
-    from hyptree.vlm.adapters.kinds.scale import ScaleAdapterConfig, reference_mobius
+    from hyptree.vlm.adapters.kinds.scale import DiagonalConfig, ScaleAdapterConfig, reference_mobius
     from hyptree.vlm.adapters.structure import attachment_points
     from hyptree.vlm.encoders.encoder import Encoder, load_encoder
     from hyptree.vlm.lathadapter.head import LatentHierarchyHead

@@ -23,11 +23,8 @@ def radius(embeddings: Tensor) -> Tensor:
 class RadiusLoss(nn.Module):
     """``weight`` times the mean of ``(2 |z| - target)^2``, over embeddings that are not normalised.
 
-    Heads that compare by cosine never see norms; this is how to train them.
-
-    Args:
-        target: the radius to hold, such as the mean before tuning.
-        weight: of the loss.
+    Heads that compare by cosine never see norms; this is how to train them. The target is the radius to hold, such as
+    the mean before tuning.
     """
 
     def __init__(self, target: float, weight: float = 1.0):
@@ -49,13 +46,8 @@ def radius_summary(embeddings: Tensor) -> dict[str, Any]:
     norms = torch.linalg.vector_norm(embeddings.detach().double().cpu(), dim=-1)
     if not len(norms):
         raise UserError("a radius report needs at least one text or picture, got none")
-    norm = {
-        "mean": float(norms.mean()),
-        "sd": float(norms.std(correction=0)),
-        "min": float(norms.min()),
-        "median": float(norms.median()),
-        "max": float(norms.max()),
-    }
+    sizes = {"mean": norms.mean(), "sd": norms.std(correction=0), "min": norms.min()}
+    norm = {key: float(value) for key, value in {**sizes, "median": norms.median(), "max": norms.max()}.items()}
     return {"count": len(norms), "norm": norm, "radius": {key: 2 * value for key, value in norm.items()}}
 
 

@@ -12,11 +12,11 @@ from hyptree.data.hierarchies.caption_chains import (
     SisterContradictor,
     build_chain,
     default_parts,
+    first_phrase,
     write_chains,
 )
 from hyptree.data.hierarchies.caption_models import InferenceEntailment, TextContradictor, TextGenerator
 from hyptree.data.hierarchies.hierarcaps import Chain, read_hierarcaps
-from hyptree.data.hierarchies.noun_phrases import first_phrase
 from hyptree.data.hierarchies.wordnet import Nouns
 from hyptree.errors import UserError
 

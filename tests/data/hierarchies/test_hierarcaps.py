@@ -62,14 +62,13 @@ def test_pictures_of_the_test_set(shared_data):
 
 def test_sizes_of_hyperlex(shared_data):
     folder = need(shared_data / "hyperlex")
-    assert [len(read_hyperlex(folder, subset)) for subset in ("all", "nouns", "verbs")] == [2616, 2163, 453]
-    portions = ("training", "dev", "test")
-    assert [len(read_hyperlex(folder, split="random", portion=p)) for p in portions] == [1831, 130, 655]
-    assert [len(read_hyperlex(folder, split="lexical", portion=p)) for p in portions] == [1133, 85, 269]
-    pair = read_hyperlex(folder, "nouns")[1]
+    pairs = read_hyperlex(folder)
+    assert len(pairs) == 2616 and sum(pair.pos == "N" for pair in pairs) == 2163
+    for split, sizes in {"random": (1831, 130, 655), "lexical": (1133, 85, 269)}.items():
+        files = [f"hyperlex_{portion}_all_{split}.txt" for portion in ("training", "dev", "test")]
+        assert tuple(len(read_hyperlex(folder / "splits" / split / file)) for file in files) == sizes
+    pair = read_hyperlex(folder / "hyperlex-nouns.txt")[1]
     assert (pair.word, pair.general, pair.pos, pair.relation, pair.score) == ("mason", "worker", "N", "hyp-3", 7.5)
-    nouns = read_hyperlex(folder, "nouns", split="random", portion="dev")
-    assert 0 < len(nouns) < 130 and {pair.pos for pair in nouns} == {"N"}
 
 
 HEADER = "positive,negative,image_url\n"
@@ -145,10 +144,6 @@ def test_a_file_that_is_not_hyperlex_is_one_line(tmp_path, text, message):
         read_hyperlex(tmp_path / "h.txt")
 
 
-def test_hyperlex_arguments(tmp_path):
-    with pytest.raises(UserError, match="subset must be one of all, nouns, verbs"):
-        read_hyperlex(tmp_path, "noun")
-    with pytest.raises(UserError, match="split must be one of random, lexical"):
-        read_hyperlex(tmp_path, split="rand")
+def test_a_folder_without_hyperlex(tmp_path):
     with pytest.raises(UserError, match=r"has no hyperlex-all\.txt"):
         read_hyperlex(tmp_path)

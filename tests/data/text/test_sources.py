@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyptree.data.text import TextSettings, TextSource, source_of
-from hyptree.data.text.readers import read_documents
-from hyptree.data.text.sources import builtin_documents, hold_out
+from hyptree.data.text.sources import builtin_documents, hold_out, read_documents
 from hyptree.errors import UserError
 
 ARTICLES = """= Anarchism =

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyptree.lab.lm_heads.gguf import read_gguf
+from hyptree.lab.lm_heads.rows import read_gguf
 
 
 def find_gguf() -> Path | None:

@@ -204,21 +204,21 @@ def test_everything_is_measured_written_and_reused(
     assert second.find("atc", "average", 0.5) == first.find("atc", "average", 0.5)
 
     quick.num_val = 16
-    with pytest.raises(UserError, match=r"holds results with another data .*24 pictures.*16 pictures.*--fresh"):
+    with pytest.raises(UserError, match=r"holds results with another data .*24 pictures.*16 pictures.*--overwrite"):
         reduce(quick)
-    quick.fresh = True
+    quick.overwrite = True
     assert [row.method for row in reduce(quick).rows] == ["none", "random", "atc"]
 
 
 def test_accuracy_is_that_of_the_patched_model(quick: ReduceSettings) -> None:
     """Row by row against a loop over the same pictures."""
     from hyptree.data.pictures.transforms import eval_transform
+    from hyptree.data.seeding import reseed
     from hyptree.data.world import World
-    from hyptree.train.parallel.determinism import seed_all
 
     quick.num_val = 96
     actual = reduce(quick)
-    seed_all(quick.seed)
+    reseed(quick.seed, gpus=True)
     world = World(split="val", size=32, num_images=96)
     model = small_vit(num_classes=len(world.classes))
     change = eval_transform(32, "classify", mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=0.9)
@@ -323,7 +323,7 @@ def test_weights_of_a_file(quick: ReduceSettings, tmp_path: Path) -> None:
     quick.weights = None
     with pytest.raises(UserError, match="holds results with another weights"):
         reduce(quick)
-    quick.weights, quick.fresh = tmp_path / "part.safetensors", True
+    quick.weights, quick.overwrite = tmp_path / "part.safetensors", True
     save_file({name: value for name, value in whole.items() if name != "blocks.1.norm2.bias"}, quick.weights)
     with pytest.raises(UserError, match=r"lacks blocks.1.norm2.bias of vit_tiny_patch16_224"):
         reduce(quick)
@@ -353,7 +353,7 @@ def test_json_alone_on_the_output(quick: ReduceSettings, capsys: pytest.CaptureF
 def test_damaged_results_are_named(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text('{"rows": [', encoding="utf-8")
-    with pytest.raises(UserError, match="does not hold results of hyptree reduce; --fresh replaces it"):
+    with pytest.raises(UserError, match="does not hold results of hyptree reduce; --overwrite replaces it"):
         Results.read(path)
     rows = [Row("atc", "average", 0.5, [8], 1.25, 10.0, 2.0, 0.5, None)]
     Results({"model": "m"}, ["x"], rows).write(path)

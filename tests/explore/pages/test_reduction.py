@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from hyptree.explore.draw.dendrogram import LayerTree, svg_dendrogram
-from hyptree.explore.draw.reduced_pictures import Drawing, Shown, strip
+from hyptree.explore.draw.reduced_pictures import Drawing, LayerTree, Shown, strip, svg_dendrogram
 from hyptree.explore.pages.reduction import pareto_front, table_rows, text_table, to_csv, write_page, write_plot
 from hyptree.train.reduction.reduce import Results, Row
 from hyptree.tree import Tree

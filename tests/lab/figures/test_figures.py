@@ -17,12 +17,18 @@ from hyptree.lab.figures.lm_head_figures import model_losses
 from hyptree.lab.figures.panels import Panel, Series, means, to_rows
 from hyptree.lab.figures.sweep_figures import FIGURES
 from hyptree.lab.fits import fit_runs
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.shared_exponent import SharedFit
 from hyptree.lab.sweeps.grid import Grid
 from hyptree.lab.sweeps.run_table import COLUMNS
 from hyptree.lab.sweeps.runner import sweep
-from hyptree.lab.theory import curved_floor, finite_exponent, matched_curvature, strong_exponent, welch_bound
+from hyptree.lab.theory import (
+    curved_floor,
+    finite_exponent,
+    frequencies,
+    matched_curvature,
+    strong_exponent,
+    welch_bound,
+)
 from hyptree.tables import to_csv
 
 WIDTHS = (4, 8, 16)

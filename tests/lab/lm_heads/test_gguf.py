@@ -11,8 +11,8 @@ import torch
 
 from hyptree.errors import UserError
 from hyptree.lab.lm_heads.checkpoint import find_lm_head
-from hyptree.lab.lm_heads.gguf import read_gguf
 from hyptree.lab.lm_heads.overlap import overlap
+from hyptree.lab.lm_heads.rows import read_gguf
 
 gguf = pytest.importorskip("gguf")
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K")

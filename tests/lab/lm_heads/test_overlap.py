@@ -456,7 +456,7 @@ class FakeHub:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     fake = FakeHub(tmp_path / "hub")
-    monkeypatch.setattr("hyptree.lab.lm_heads.hub.import_module", lambda name: fake)
+    monkeypatch.setattr("hyptree.lab.lm_heads.checkpoint.import_module", lambda name: fake)
     monkeypatch.chdir(tmp_path)
     return fake
 

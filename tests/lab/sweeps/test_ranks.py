@@ -16,11 +16,9 @@ from hyptree.cli import main
 from hyptree.errors import UserError
 from hyptree.files import load_tensors
 from hyptree.lab.sweeps.folder import read_part
-from hyptree.lab.sweeps.grid import Grid
-from hyptree.lab.sweeps.presets import preset
-from hyptree.lab.sweeps.ranks import Ranks
+from hyptree.lab.sweeps.grid import Grid, preset
 from hyptree.lab.sweeps.run_table import read_runs
-from hyptree.lab.sweeps.runner import sweep
+from hyptree.lab.sweeps.runner import Ranks, sweep
 from hyptree.tables import to_csv
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -23,14 +23,12 @@ from hyptree.errors import UserError
 from hyptree.files import load_tensors
 from hyptree.lab.engine import Engine
 from hyptree.lab.fits import fit_runs
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.sweeps import runner
 from hyptree.lab.sweeps.folder import stored_parts
-from hyptree.lab.sweeps.grid import Grid
-from hyptree.lab.sweeps.presets import PRESETS, preset
+from hyptree.lab.sweeps.grid import PRESETS, Grid, preset
 from hyptree.lab.sweeps.run_table import COLUMNS, read_runs
 from hyptree.lab.sweeps.runner import sweep
-from hyptree.lab.theory import unlearned_loss
+from hyptree.lab.theory import frequencies, unlearned_loss
 from hyptree.progress import ProgressBar
 from hyptree.tables import to_csv
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from hyptree.lm.experts.routing import Gate, balance_loss, balance_step, gates_of, update_biases
+from hyptree.ops.experts import grouped
 from hyptree.ops.experts.grouped import dispatch, grouped_linear, sort_by_expert, unpermute
 from tests.processes import forkserver
 
@@ -29,7 +30,11 @@ def by_loop(x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_grouped_product_is_the_loop_over_groups(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("recorded", [False, True], ids=["", "in-a-graph"])
+def test_grouped_product_is_the_loop_over_groups(
+    sizes: tuple[int, ...], dtype: torch.dtype, recorded: bool, monkeypatch
+) -> None:
+    monkeypatch.setattr(grouped, "_must_not_wait", lambda x: recorded)
     x = torch.randn(sum(sizes), 16, dtype=dtype, requires_grad=True)
     weight = torch.randn(len(sizes), 24, 16, dtype=dtype, requires_grad=True)
     actual, expected = grouped_linear(x, weight, ends_of(sizes)), by_loop(x, weight, sizes)

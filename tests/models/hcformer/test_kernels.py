@@ -68,8 +68,8 @@ def test_compiled_kernels_take_maps_of_other_sizes(seed: int, monkeypatch: pytes
         for run in (mixer, compiled):
             out = run(x)
             results.append([out, *torch.autograd.grad(out.square().sum(), [x, *mixer.parameters()])])
-        for one, other in zip(*results, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        for one, other in zip(*results, strict=True):  # of sums in another order
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * max(1.0, float(other.detach().abs().max())))
 
 
 def test_the_whole_network_is_one_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from hyptree.vlm import (
     attach,
     attachment_points,
 )
-from hyptree.vlm.adapters.attachment import handle_of
+from hyptree.vlm.adapters.handle import handle_of
 from tests.vlm.adapters.small_clips import (
     CLIPS,
     IMAGE,

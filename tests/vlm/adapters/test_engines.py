@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyptree.train.model import checkpoint_activations
 from hyptree.vlm import AdapterConfig, LoraConfig, ScaleAdapterConfig, attach
-from hyptree.vlm.adapters.attachment import handle_of
+from hyptree.vlm.adapters.handle import handle_of
 from tests.vlm.adapters.small_clips import (
     CLIPS,
     SmallModel,

@@ -10,7 +10,7 @@ import torch
 
 from hyptree.errors import UserError
 from hyptree.vlm import DiagonalConfig, FullConfig, LoraConfig, ScaleAdapterConfig, attach
-from hyptree.vlm.adapters.attachment import handle_of
+from hyptree.vlm.adapters.handle import handle_of
 from tests.vlm.adapters.small_clips import CLIPS, SmallModel, encode, every_clip, pixels, shake, tokens
 
 OPEN_CLIP, HF_CLIP = CLIPS[2], CLIPS[0]
@@ -199,7 +199,7 @@ def test_a_handle_speaks_for_its_own_adapter_while_another_is_active():
         (lambda m, h: (attach(m, DiagonalConfig(), "two").merge(), h.set_adapter("default")), "before switching"),
         (
             lambda m, h: (attach(m, DiagonalConfig(), "two").merge(), h.merge()),
-            "'two' is merged into the model already",
+            "'two' is merged into the model; call unmerge",
         ),
         (lambda m, h: h.radius_report(), "needs texts, images or both"),
         (lambda m, h: h.radius_report(texts=["a cat"]), "which has no tokenizer"),

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor, nn
 
 from hyptree.vlm import LoraConfig, OrthogonalConfig, ScaleAdapterConfig, attach
-from hyptree.vlm.adapters.attachment import handle_of
+from hyptree.vlm.adapters.handle import handle_of
 from tests.sequences import ACTIONS, Bench, Wrapper, bare, run_sequence
 from tests.vlm.adapters.small_clips import CLIPS, SmallModel, encode, pixels, shake, tokens
 

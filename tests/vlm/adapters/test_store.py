@@ -22,7 +22,7 @@ from hyptree.vlm import (
     attach,
 )
 from hyptree.vlm.adapters import adapter_config
-from hyptree.vlm.adapters.attachment import handle_of
+from hyptree.vlm.adapters.handle import handle_of
 from tests.vlm.adapters.small_clips import CLIPS, encode, pixels, shake, tokens
 
 OPEN_CLIP, HF_CLIP, SIGLIP = CLIPS[2], CLIPS[0], CLIPS[1]

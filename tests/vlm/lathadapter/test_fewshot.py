@@ -18,7 +18,7 @@ from hyptree.errors import UserError
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import evaluate_run, load_model
 from hyptree.train.loop import Result, fit
-from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.optimizer.build import Schedule
 from hyptree.train.run.recipe import Recipe, ScheduleSettings
 from hyptree.train.tasks import TASKS
 from hyptree.train.tasks.fewshot import FewShot
@@ -29,11 +29,11 @@ from hyptree.vlm.lathadapter.fewshot import (
     build_head,
     class_names,
     harmonic_mean,
+    load_head,
     sample_shots,
     split_base_new,
 )
 from hyptree.vlm.lathadapter.head import LatentHierarchyHead
-from hyptree.vlm.lathadapter.head_file import load_head
 from hyptree.vlm.lathadapter.hosts import Host
 from hyptree.vlm.lathadapter.settings import FewShotSettings
 
@@ -254,7 +254,7 @@ def test_a_head_is_the_same_read_from_its_run(tmp_path: Path) -> None:
     assert isinstance(model, FewShotModel)
     head, _, about = load_head(tmp_path)
     subject = Subject(0)
-    assert head.settings() == model.head.settings() and head.seed == 7 and head.weights["L_at"] == 0
+    assert repr(head) == repr(model.head) and head.seed == 7 and head.weights["L_at"] == 0
     assert about["classes"] == list(NAMES) and about["settings"].lift == "learned_scale"
     assert about["numbers"] == result.numbers
     with torch.no_grad():

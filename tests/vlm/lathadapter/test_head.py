@@ -17,8 +17,7 @@ from hyptree.geometry import lorentz, poincare
 from hyptree.geometry.core.numerics import ball_limit
 from hyptree.vlm import LatentHierarchyHead
 from hyptree.vlm.lathadapter.head import _ATTRIBUTE, _IMAGE, default_num_attributes, polar_distances
-from hyptree.vlm.lathadapter.hierarchy_loss import hierarchy_loss, mine_triplets
-from hyptree.vlm.lathadapter.refine import refine
+from hyptree.vlm.lathadapter.hierarchy_loss import hierarchy_loss, mine_triplets, refine
 
 
 def features(count: int, d: int = 16, seed: int = 0) -> Tensor:

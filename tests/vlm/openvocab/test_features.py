@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.encoders.patch_features import dense_tower, resize_positions
+from hyptree.vlm.encoders.patch_features import dense_tower
 from tests.vlm.small_models import register_open_clip, save_dual
 
 pytest.importorskip("transformers", reason="install hyptree[vlm]")
@@ -131,18 +131,6 @@ def test_siglip_patches_are_pooled_alone(tmp_path: Path) -> None:
     with torch.no_grad():
         dense = dense_tower(encoder)(pixels).features.flatten(2).transpose(1, 2)
         torch.testing.assert_close(dense, encoder.image_tokens(pixels), atol=1e-5, rtol=1e-4)
-
-
-def test_positions_are_resized_along_the_right_axis() -> None:
-    rows = torch.randn(4, 1, 3).expand(4, 6, 3)  # the same in every column
-    positions = torch.cat([torch.full((1, 3), 7.0), rows.reshape(24, 3)])
-    torch.testing.assert_close(resize_positions(positions, (4, 6), (4, 6)), positions)
-    larger = resize_positions(positions, (4, 6), (8, 5))
-    assert larger.shape == (41, 3) and torch.equal(larger[0], positions[0])
-    grid = larger[1:].view(8, 5, 3)
-    torch.testing.assert_close(grid, grid[:, :1].expand(8, 5, 3), atol=1e-5, rtol=0)
-    expected = F.interpolate(rows[:, 0].T[None, :, :, None], size=(8, 1), mode="bicubic")[0, :, :, 0].T
-    torch.testing.assert_close(grid[:, 0], expected, atol=1e-5, rtol=0)
 
 
 def test_what_cannot_be_read_is_one_line(pair: tuple[nn.Module, nn.Module]) -> None:

@@ -20,12 +20,11 @@ from hyptree.data.sample import IGNORE, BadSample, Sample
 from hyptree.data.world import World
 from hyptree.errors import UserError
 from hyptree.evaluate.pictures.openvocab_scores import BaseNovelScorer
-from hyptree.evaluate.pictures.panoptic import PanopticMap, PanopticQuality
-from hyptree.evaluate.pictures.panoptic_join import join_panoptic, panoptic_truth
+from hyptree.evaluate.pictures.panoptic import PanopticMap, PanopticQuality, join_panoptic, panoptic_truth
 from hyptree.train import fit
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks import build_task
-from hyptree.train.tasks.openvocab_detect import OpenVocabDetect, WithoutBoxes
+from hyptree.train.tasks.detect import OpenVocabDetect, WithoutBoxes
 from hyptree.vlm.encoders.encoder import load_encoder
 from hyptree.vlm.openvocab.detector import OpenVocabDetector, region_features
 from tests.vlm.openvocab.test_segmenter import ROOT, small_recipe

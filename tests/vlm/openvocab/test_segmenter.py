@@ -19,10 +19,9 @@ from hyptree.runs import RunFolder
 from hyptree.train import evaluate_run, fit, load_model
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks import build_task
-from hyptree.vlm.openvocab.cost_volume import CostVolumeHead, linear_attention
-from hyptree.vlm.openvocab.loss import pixel_loss
+from hyptree.vlm.openvocab.cost_volume import CostVolumeHead, linear_attention, pixel_loss
+from hyptree.vlm.openvocab.segmenter import sliding_scores, window_starts
 from hyptree.vlm.openvocab.settings import METHODS, OpenVocabSettings
-from hyptree.vlm.openvocab.sliding import sliding_scores, window_starts
 from tests.vlm.small_models import save_dual
 
 pytest.importorskip("transformers", reason="install hyptree[vlm]")

@@ -21,7 +21,7 @@ from hyptree.tree import Tree
 from hyptree.vlm.radial.coarse import coarse_classes, coarse_recall, words_of
 from hyptree.vlm.radial.hierarchy_report import TINY_IMAGENET_CUT, hierarchy_report, world_chains
 from hyptree.vlm.radial.report_lines import report_lines
-from hyptree.vlm.radial.retention import class_embeddings, image_text_recall, zero_shot_accuracy
+from hyptree.vlm.radial.retrieval import class_embeddings, image_text_recall, zero_shot_accuracy
 from hyptree.vlm.radial.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
 
 

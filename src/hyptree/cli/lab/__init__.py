@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from hyptree.checks import require_numbers
+from hyptree.cli.config import AsJson
 from hyptree.cli.lab.lm_heads import llm_fit, overlap
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, write_text
@@ -18,8 +19,8 @@ from hyptree.lab.sweeps.messages import print_fits
 from hyptree.progress import progress_bar, say
 
 
-@dataclass
-class SweepConfig:
+@dataclass(kw_only=True)
+class SweepConfig(AsJson):
     """``hyptree lab sweep``: which grids, and how the work is done; what is given of a grid lies over all of them."""
 
     preset: str | None = None
@@ -49,8 +50,6 @@ class SweepConfig:
     """Only say what would be trained and what it would cost."""
     quiet: bool = False
     """No line of progress."""
-    json: bool = False
-    """Print the fits as JSON."""
     parts: tuple[Grid, ...] = ()
     """Grids of your own, in a file of --config."""
     settings: list[Grid] = field(init=False)
@@ -64,7 +63,7 @@ class SweepConfig:
         """The parts of the file or of the preset, those of the sweep to resume, or the default grid."""
         grids: Sequence[Grid] = self.parts or (Grid(),)
         if self.preset is not None:
-            from hyptree.lab.sweeps.presets import preset
+            from hyptree.lab.sweeps.grid import preset
 
             if self.parts:
                 raise UserError(f"a file gives parts, and --preset {self.preset} others; leave one of them out")
@@ -79,8 +78,8 @@ class SweepConfig:
         return [grid.as_dict() for grid in grids]
 
 
-@dataclass
-class FitConfig:
+@dataclass(kw_only=True)
+class FitConfig(AsJson):
     """``hyptree lab fit``."""
 
     runs: Annotated[Path, "RUNS"]
@@ -91,8 +90,6 @@ class FitConfig:
     """Fresh samples, or the mean of the last 5 % of training."""
     out: Path | None = None
     """CSV to write; by default fits.csv in the folder."""
-    json: bool = False
-    """Print the fits as JSON."""
 
 
 @dataclass
@@ -110,7 +107,7 @@ class PlotConfig:
 
 
 @dataclass
-class TheoryConfig:
+class TheoryConfig(AsJson):
     """``hyptree lab theory``."""
 
     n: int = 1000
@@ -123,8 +120,6 @@ class TheoryConfig:
     """Expected active features per sample."""
     curvature: tuple[float, ...] = ()
     """Also the loss that no width takes away in hyperbolic spaces of curvature minus these."""
-    json: bool = False
-    """Print JSON."""
 
 
 def sweep(config: SweepConfig) -> None:
@@ -213,8 +208,14 @@ def plot(config: PlotConfig) -> None:
 
 def theory(config: TheoryConfig) -> None:
     """Print what theory expects of a grid: exponents, and the loss of a model that keeps m features."""
-    from hyptree.lab.frequencies import frequencies
-    from hyptree.lab.theory import curved_floor, finite_exponent, strong_exponent, unlearned_loss, weak_exponent
+    from hyptree.lab.theory import (
+        curved_floor,
+        finite_exponent,
+        frequencies,
+        strong_exponent,
+        unlearned_loss,
+        weak_exponent,
+    )
     from hyptree.tables import show
 
     curvature = config.curvature or (0.0,)

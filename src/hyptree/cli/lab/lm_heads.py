@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+from hyptree.cli.config import AsJson
 from hyptree.errors import UserError, as_user_error, require
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.progress import say
@@ -36,13 +37,13 @@ LORENTZ_COLUMNS = {
 """Shown where a head has a time column."""
 
 
-@dataclass
-class OverlapConfig:
+@dataclass(kw_only=True)
+class OverlapConfig(AsJson):
     """``hyptree lab overlap``."""
 
     paths: Annotated[tuple[str, ...], "PATH ..."]
     """Checkpoints: a .safetensors or .gguf file, a folder with one or with shards, a run of hyptree train, or org/name
-    of a model on the Hub."""
+    of a model on the Hub; of the last two also as hf:FOLDER_OR_ID."""
     tensor: str | None = None
     """Name of the matrix, or the end of its name; by default the output head, else the embedding of words."""
     compare: bool = False
@@ -65,12 +66,10 @@ class OverlapConfig:
     """File for the numbers, one row per head."""
     plot: Path | None = None
     """Figure to draw: overlaps against 1/m, norms. Writes PNG, SVG and CSV of this name, which is not that of --csv."""
-    json: bool = False
-    """Print JSON."""
 
 
-@dataclass
-class LlmFitConfig:
+@dataclass(kw_only=True)
+class LlmFitConfig(AsJson):
     """``hyptree lab llm-fit``."""
 
     table: Annotated[Path, "TABLE"]
@@ -82,8 +81,6 @@ class LlmFitConfig:
     plot: Path | None = None
     """Figure to draw: losses against width with the fit. Writes PNG, SVG and CSV of this name, which is not that of the
     table."""
-    json: bool = False
-    """Print JSON."""
 
 
 def overlap(config: OverlapConfig) -> None:
@@ -94,10 +91,11 @@ def overlap(config: OverlapConfig) -> None:
     """
     if not config.paths:
         raise UserError("name at least one checkpoint: hyptree lab overlap PATH")
+    config.paths = tuple(path.removeprefix("hf:") for path in config.paths)
     checkpoints = {f"the checkpoint {path}": Path(path) for path in config.paths}
     csv = {"the file of --csv": config.csv} if config.csv is not None else {}
     _require_figure(config.plot, checkpoints | csv)
-    from hyptree.lab.lm_heads.hub import require_lm_head
+    from hyptree.lab.lm_heads.checkpoint import require_lm_head
 
     for path in config.paths:
         require_lm_head(path)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from hyptree.cli.config import AsJson
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import require_path
 from hyptree.vlm.encoders.spec import check_spec
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from hyptree.vlm.adapters.adapter import AdapterConfig
 
 
-@dataclass
-class AttachInfoConfig:
+@dataclass(kw_only=True)
+class AttachInfoConfig(AsJson):
     """``hyptree vlm attach-info``."""
 
     model: Annotated[str, "MODEL"]
@@ -45,8 +46,6 @@ class AttachInfoConfig:
     """Random weights, for smoke tests."""
     seed: int = 0
     """Of the random weights."""
-    json: bool = False
-    """Print JSON."""
 
     def settings(self) -> AdapterConfig:
         """The adapter's configuration; a setting that it does not have is an error."""
@@ -57,8 +56,8 @@ class AttachInfoConfig:
         return adapter_config(self.method, {name: value for name, value in options.items() if value is not None})
 
 
-@dataclass
-class MergeConfig:
+@dataclass(kw_only=True)
+class MergeConfig(AsJson):
     """``hyptree vlm merge``."""
 
     model: str
@@ -73,8 +72,6 @@ class MergeConfig:
     """Random weights, for smoke tests."""
     seed: int = 0
     """Of the random weights."""
-    json: bool = False
-    """Print JSON."""
 
 
 def attach_info(config: AttachInfoConfig) -> None:

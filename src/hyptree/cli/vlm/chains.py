@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from hyptree.cli.config import OnDevice
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, open_packed
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from hyptree.data.hierarchies.caption_chains import Parts
 
 
-@dataclass
-class BuildChainsConfig:
+@dataclass(kw_only=True)
+class BuildChainsConfig(OnDevice):
     """``hyptree vlm build-chains``."""
 
     captions: Annotated[Path, "CAPTIONS"]
@@ -37,8 +38,6 @@ class BuildChainsConfig:
     """Only so many captions."""
     seed: int = 0
     """Of the choice of contradictions."""
-    device: str = "auto"
-    """auto takes a GPU if there is one; cpu or cuda to insist."""
     overwrite: bool = False
     """Replace the file."""
 
@@ -78,6 +77,7 @@ def _with_models(config: BuildChainsConfig, parts: Parts) -> Parts:
     if config.generator or config.contradictor or config.entailment:
         from hyptree.data.hierarchies.caption_models import InferenceEntailment, TextContradictor, TextGenerator
 
+        config.find_device()  # whose name the models take, and the threads
         if config.generator:
             parts = replace(parts, generator=TextGenerator.load(config.generator, config.device))
         if config.contradictor:

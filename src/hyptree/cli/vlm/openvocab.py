@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hyptree.cli.config import AsJson, OnDevice
 from hyptree.runs import RunFolder
 
 
 @dataclass(kw_only=True)
-class EvalOpenVocabConfig:
-    """``hyptree vlm eval-openvocab``."""
+class EvalOpenVocabConfig(AsJson, OnDevice):
+    """``hyptree vlm eval-openvocab``; as JSON the numbers of single classes too."""
 
     detector: Path
     """Run of the task detect or openvocab_detect: its boxes, and its data."""
@@ -27,12 +28,8 @@ class EvalOpenVocabConfig:
     """Share of CLIP in a score, from 0 (the detector alone) to 1."""
     min_score: float = 0.3
     """Score of an instance in the panoptic map."""
-    device: str = "auto"
-    """auto takes a GPU if there is one; cpu or cuda to insist."""
     out: Path | None = None
     """JSON file for the numbers."""
-    json: bool = False
-    """Print them as JSON, those of single classes too."""
 
 
 def eval_openvocab(config: EvalOpenVocabConfig) -> int:
@@ -41,7 +38,6 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
         RunFolder(run).require_run()
     import json
 
-    from hyptree.devices import find_device
     from hyptree.errors import as_user_error
     from hyptree.files import write_text
     from hyptree.tables import numbers
@@ -57,7 +53,7 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
             limit=config.limit,
             text_weight=config.text_weight,
             min_score=config.min_score,
-            device=find_device(config.device),
+            device=config.find_device(),
         )
     if config.out is not None:
         write_text(config.out, json.dumps(scores, indent=2) + "\n")

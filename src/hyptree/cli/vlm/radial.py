@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyptree.cli.config import AsJson, OnDevice
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, read_json, require_path, write_text
 from hyptree.progress import say
 from hyptree.vlm.encoders.spec import check_spec
 
 
-@dataclass
-class EvalHierarchyConfig:
+@dataclass(kw_only=True)
+class EvalHierarchyConfig(AsJson, OnDevice):
     """``hyptree vlm eval-hierarchy``."""
 
     model: str
@@ -37,16 +38,12 @@ class EvalHierarchyConfig:
     """Random weights, for smoke tests and as a control."""
     seed: int = 0
     """Of random weights."""
-    device: str = "auto"
-    """auto takes a GPU if there is one; cpu or cuda to insist."""
     out: Path | None = None
     """Folder for report.json and report.txt."""
     resume: bool = False
     """Keep what report.json in the folder has already, and measure the rest."""
     quiet: bool = False
     """Do not say what is measured."""
-    json: bool = False
-    """Print JSON instead of the table."""
 
 
 def eval_hierarchy(config: EvalHierarchyConfig) -> None:
@@ -54,7 +51,6 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
     check_spec(config.model)
     for path in filter(None, (config.data, config.images)):
         require_path(path)
-    from hyptree.devices import find_device
     from hyptree.vlm.encoders.encoder import load_encoder
     from hyptree.vlm.radial.hierarchy_report import SUITES, check_request, hierarchy_report
     from hyptree.vlm.radial.report_lines import report_lines
@@ -70,7 +66,7 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
     suite = check_request(
         config.suite or SUITES[:2], config.images, data=config.data, curvature=config.curvature, limit=config.limit
     )
-    device = find_device(config.device)
+    device = config.find_device()
     encoder = load_encoder(config.model, random_init=config.random_init, seed=config.seed, device=device)
     report: dict[str, Any] = {}
     for name in suite:

@@ -12,6 +12,7 @@ label "entailment" will do. Generation is greedy: the same caption gives the sam
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,19 +58,20 @@ class _Generates:
         self.prompt = prompt or self._prompt
         self.max_new_tokens, self.max_lines = max_new_tokens, max_lines
 
-    _prompt = ""
+    _prompt: str
+    _fields: tuple[str, ...]
 
     @classmethod
     def load(cls, name: Path | str, device: str = "cpu", **options: Any) -> Self:
         """From a folder of transformers or a name on the hub."""
         return cls(*_load(str(name), device), **options)
 
-    def _ask(self, **fields: str) -> list[str]:
-        """The lines of the answer."""
+    def __call__(self, *texts: str) -> list[str]:
+        """The lines of the answer, up to the first empty one, without bullets and quotes."""
         import torch
 
         question = self.prompt
-        for name, value in fields.items():
+        for name, value in zip(self._fields, texts, strict=True):
             question = question.replace(f"{{{name}}}", value)
         tokens = self.tokenizer(question, return_tensors="pt")
         tokens = {key: tokens[key].to(self.model.device) for key in ("input_ids", "attention_mask") if key in tokens}
@@ -80,28 +82,21 @@ class _Generates:
             )[0]
         if not self.model.config.is_encoder_decoder:
             output = output[tokens["input_ids"].shape[1] :]
-        answer = self.tokenizer.decode(output, skip_special_tokens=True)
-        return _lines(answer)[: self.max_lines]
+        answer = self.tokenizer.decode(output, skip_special_tokens=True).strip("\n")
+        lines = (_LIST_MARK.sub("", line).strip().strip('"').strip() for line in answer.splitlines())
+        return list(itertools.takewhile(bool, lines))[: self.max_lines]
 
 
 class TextGenerator(_Generates):
     """A ``Generator``: asks a language model for more general captions."""
 
-    _prompt = GENERALISE
-
-    def __call__(self, caption: str) -> list[str]:
-        """The lines of its answer."""
-        return self._ask(caption=caption)
+    _prompt, _fields = GENERALISE, ("caption",)
 
 
 class TextContradictor(_Generates):
     """A ``Contradictor``: asks a language model for a description that is wrong."""
 
-    _prompt = CONTRADICT
-
-    def __call__(self, text: str, caption: str) -> list[str]:
-        """The lines of its answer."""
-        return self._ask(text=text, caption=caption)
+    _prompt, _fields = CONTRADICT, ("text", "caption")
 
 
 class InferenceEntailment:
@@ -172,14 +167,3 @@ def _load(name: str, device: str, classifies: bool = False) -> tuple[Any, Any]:
     if missing:  # a head that is not in the checkpoint would be random
         raise UserError(f"{name} lacks {len(missing)} weights, e.g. {missing[0]}; it was made for another task")
     return model.to(find_device(device)), tokenizer
-
-
-def _lines(answer: str) -> list[str]:
-    """The lines of an answer up to the first empty one, without bullets and quotes."""
-    lines: list[str] = []
-    for line in answer.strip("\n").splitlines():
-        text = _LIST_MARK.sub("", line).strip().strip('"').strip()
-        if not text:
-            break
-        lines.append(text)
-    return lines

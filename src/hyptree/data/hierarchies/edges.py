@@ -18,27 +18,17 @@ from typing import Literal
 import numpy as np
 
 from hyptree.data.npz import open_npz, take
-from hyptree.errors import UserError
+from hyptree.errors import UserError, shown
 from hyptree.files import open_packed
 
 MAX_PAIRS = 200_000_000
 """A closure with more pairs is refused: it would not fit into an ordinary memory."""
 
-_HEADER_WORDS = frozenset(
-    [
-        "child",
-        "parent",
-        "ancestor",
-        "descendant",
-        "hyponym",
-        "hypernym",
-        "specific",
-        "general",
-        "subclass",
-        "superclass",
-    ]
-    + ["source", "target", "from", "to", "head", "tail", "src", "dst", "u", "v", "id1", "id2", "node1", "node2"]
+_TITLES = (
+    "child parent ancestor descendant hyponym hypernym specific general subclass superclass "
+    "source target from to head tail src dst u v id1 id2 node1 node2"
 )
+_HEADER_WORDS = frozenset(_TITLES.split())
 
 
 @dataclass(frozen=True)
@@ -154,7 +144,17 @@ def transitive_closure(
     offsets, parents = _offsets(pairs, num_nodes), pairs[:, 1]
     ancestors: list[np.ndarray] = [np.empty(0, np.int64)] * num_nodes
     total = 0
-    for u in _parents_first(parents.tolist(), offsets.tolist(), names):
+    graph: TopologicalSorter[int] = TopologicalSorter()
+    for u, (start, stop) in enumerate(pairwise(offsets.tolist())):
+        graph.add(u, *parents[start:stop].tolist())
+    try:
+        parents_first = [*graph.static_order()]
+    except CycleError as error:
+        shown = [names[i] if names else str(i) for i in reversed(error.args[1])]
+        if len(shown) > 8:
+            shown = [*shown[:4], f"({len(shown) - 7} more)", *shown[-3:]]
+        raise UserError(f"there is a cycle: {' -> '.join(shown)}; a hierarchy has none") from error
+    for u in parents_first:
         above = parents[offsets[u] : offsets[u + 1]]
         if len(above) == 0:
             continue
@@ -168,20 +168,6 @@ def transitive_closure(
     children = np.repeat(np.arange(num_nodes), [len(a) for a in ancestors])
     above_all = np.concatenate(ancestors) if num_nodes else np.empty(0, np.int64)
     return _sorted_unique(np.stack([children, above_all], 1), num_nodes)
-
-
-def _parents_first(parents: list[int], offsets: list[int], names: list[str] | None) -> Iterator[int]:
-    """Nodes in an order in which parents come before their children."""
-    graph: TopologicalSorter[int] = TopologicalSorter()
-    for u, (start, stop) in enumerate(pairwise(offsets)):
-        graph.add(u, *parents[start:stop])
-    try:
-        yield from graph.static_order()
-    except CycleError as error:
-        shown = [names[i] if names else str(i) for i in reversed(error.args[1])]
-        if len(shown) > 8:
-            shown = [*shown[:4], f"({len(shown) - 7} more)", *shown[-3:]]
-        raise UserError(f"there is a cycle: {' -> '.join(shown)}; a hierarchy has none") from error
 
 
 def _sorted_unique(pairs: np.ndarray, n: int) -> np.ndarray:
@@ -230,7 +216,7 @@ def _read_text(path: Path, header: str) -> tuple[list[str], np.ndarray]:
         if parent is None:
             raise UserError(
                 f"{path}, line {number}: expected a child and its parent separated by "
-                f"{ {'.tsv': 'a tab', '.csv': 'a comma'}.get(kind, 'a tab, a comma or spaces') }, got {_short(child)}"
+                f"{ {'.tsv': 'a tab', '.csv': 'a comma'}.get(kind, 'a tab, a comma or spaces') }, got {shown(child)}"
             )
         if not child or not parent:
             raise UserError(f"{path}, line {number}: the {'parent' if child else 'child'} has no name")
@@ -273,14 +259,10 @@ def _number(rows: list[tuple[int, str, str]], path: Path) -> tuple[list[str], np
     """Names of the nodes and (E, 2) indices into them."""
     cells = {cell for _, child, parent in rows for cell in (child, parent)}
     words = {cell for cell in cells if not _is_whole(cell)}
-    if (
-        words
-        and len(cells) > len(words)
-        and all(word.lower() in ("nan", "inf", "-inf", "none", "null") for word in words)
-    ):
+    if 0 < len(words) < len(cells) and {word.lower() for word in words} <= {"nan", "inf", "-inf", "none", "null"}:
         bad = next(number for number, child, parent in rows if child in words or parent in words)
         raise UserError(
-            f"{path}, line {bad}: expected whole numbers as in the other lines, got {_short(sorted(words)[0])}"
+            f"{path}, line {bad}: expected whole numbers as in the other lines, got {shown(sorted(words)[0])}"
         )
     if words:
         names = sorted(cells)
@@ -296,7 +278,3 @@ def _number(rows: list[tuple[int, str, str]], path: Path) -> tuple[list[str], np
 
 def _is_whole(cell: str) -> bool:
     return cell.lstrip("-").isdecimal() and cell.isascii() and cell.count("-") <= 1
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:37] + "...")

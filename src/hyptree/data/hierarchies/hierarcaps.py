@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from hyptree.errors import UserError
+from hyptree.errors import UserError, shown
 from hyptree.files import find_file, open_packed, path_inside
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Chain:
         return self.captions + self.negatives
 
 
-def split_chain(text: str, where: str, num_levels: int = NUM_LEVELS) -> tuple[str, ...]:
+def split_chain(text: str, where: str) -> tuple[str, ...]:
     """The captions of ``general => ... => specific``.
 
     Args:
@@ -62,14 +62,14 @@ def split_chain(text: str, where: str, num_levels: int = NUM_LEVELS) -> tuple[st
         UserError: another number of levels, or a caption without a letter.
     """
     captions = tuple(part.strip() for part in text.split("=>"))
-    if len(captions) != num_levels:
+    if len(captions) != NUM_LEVELS:
         raise UserError(
-            f"{where}: a chain has {num_levels} captions joined by ' => ', got {len(captions)}: {_short(text)}"
+            f"{where}: a chain has {NUM_LEVELS} captions joined by ' => ', got {len(captions)}: {shown(text)}"
         )
     for level, caption in enumerate(captions, 1):
         if not caption:
             raise UserError(
-                f"{where}: the caption of level {level} is empty in {_short(text)}; write it or drop the row"
+                f"{where}: the caption of level {level} is empty in {shown(text)}; write it or drop the row"
             )
     return captions
 
@@ -168,7 +168,7 @@ def _read_csv(file: IO[str], name: Path) -> list[Chain]:
     columns = set(reader.fieldnames or ())
     if "captions" not in columns and not {"positive", "negative"} <= columns:
         names = ", ".join(map(str, reader.fieldnames or ())) or "nothing"
-        raise UserError(f"{name}: {_EXPECTED}, found {_short(names)}")
+        raise UserError(f"{name}: {_EXPECTED}, found {shown(names)}")
     positive = "captions" if "captions" in columns else "positive"
     chains = []
     for row in reader:
@@ -196,7 +196,3 @@ def _read_json(file: IO[str], path: Path) -> list[Chain]:
         Chain(split_chain(positive[row], f"{path}, row {row}"), split_chain(negative[row], f"{path}, row {row}"))
         for row in sorted(positive, key=lambda row: (len(row), row))
     ]
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -8,13 +8,7 @@ from pathlib import Path
 from hyptree.errors import UserError
 from hyptree.files import find_file, open_packed
 
-SUBSETS = {"all": "hyperlex-all.txt", "nouns": "hyperlex-nouns.txt", "verbs": "hyperlex-verbs.txt"}
-"""File of each subset: 2616, 2163 and 453 pairs."""
-
-SPLITS = ("random", "lexical")
-PORTIONS = ("training", "dev", "test")
-"""1831, 130 and 655 pairs of the random split; 1133, 85 and 269 of the lexical one, whose words do not overlap."""
-
+FILE = "hyperlex-all.txt"
 _HEADER = ("WORD1", "WORD2", "POS", "TYPE")
 
 
@@ -35,37 +29,15 @@ class WordPair:
     score: float
 
 
-def read_hyperlex(
-    path: Path | str, subset: str = "all", *, split: str | None = None, portion: str = "test"
-) -> list[WordPair]:
-    """The pairs of HyperLex.
-
-    Args:
-        path: its folder, or one of its files (then the other arguments say nothing).
-        subset: "all", "nouns" or "verbs".
-        split: "random" or "lexical" for a ``portion`` ("training", "dev", "test") of the pairs.
+def read_hyperlex(path: Path | str) -> list[WordPair]:
+    """The pairs of HyperLex, all 2,616 of its folder or those of one of its files.
 
     Raises:
         UserError: no such file, or not HyperLex.
     """
     path = Path(path)
-    if not path.is_dir():
-        return _read(path)
-    if subset not in SUBSETS:
-        raise UserError(f"subset must be one of {', '.join(SUBSETS)}, got {subset!r}")
-    name = SUBSETS[subset]
-    if split is not None:
-        if split not in SPLITS or portion not in PORTIONS:
-            raise UserError(
-                f"split must be one of {', '.join(SPLITS)} and portion one of {', '.join(PORTIONS)}, "
-                f"got {split!r} and {portion!r}"
-            )
-        name = f"splits/{split}/hyperlex_{portion}_all_{split}.txt"
-    wanted = {"all": "NV", "nouns": "N", "verbs": "V"}[subset]
-    return [pair for pair in _read(find_file(path, "hyperlex", [name], "HyperLex")) if pair.pos in wanted]
-
-
-def _read(path: Path) -> list[WordPair]:
+    if path.is_dir():
+        path = find_file(path, "hyperlex", [FILE], "HyperLex")
     with open_packed(path, hint="expected HyperLex") as file:
         lines = file.read().splitlines()
     if not lines or tuple(lines[0].split()[:4]) != _HEADER:

@@ -34,27 +34,25 @@ class ArrayLoader(Loader):
         self.pin_memory = pin_memory
         self.images, self.labels = images, torch.as_tensor(labels).long()
         self.transform, self.pack = transform, pack
-        self._eraser = random_erasing(1.0)
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self.epoch
         for indices in self.plan.batches(epoch, self.start_batch):
             images = self.transform.normalise(torch.from_numpy(self._moved(indices, epoch)))
-            self._erase(images, indices, epoch)
+            if self.transform.augment is not None and self.transform.augment.erasing:
+                self._erase(images, indices, epoch, self.transform.augment.erasing)
             if self.pin_memory:  # else the copy to the GPU waits until the step before it is done
                 images = images.pin_memory()
             yield self.pack(images, self.labels[torch.from_numpy(indices)])
 
-    def _erase(self, images: Tensor, indices: np.ndarray, epoch: int) -> None:
+    def _erase(self, images: Tensor, indices: np.ndarray, epoch: int, probability: float) -> None:
         """Erases a rectangle of some of the pictures, in place."""
-        augment = self.transform.augment
-        if augment is None or not augment.erasing:
-            return
-        chosen = np.flatnonzero(uniforms(self.plan.seed, epoch, indices, 4)[:, 3] < augment.erasing)
+        chosen = np.flatnonzero(uniforms(self.plan.seed, epoch, indices, 4)[:, 3] < probability)
+        erase = random_erasing(1.0)
         with preserve_rng():
             for i in chosen.tolist():
                 reseed(self.plan.seed, epoch, int(indices[i]))
-                self._eraser(images[i])
+                erase(images[i])
 
     def _moved(self, indices: np.ndarray, epoch: int) -> np.ndarray:
         """(B, 3, S, S) uint8: the pictures, each shifted and flipped in its own way."""
@@ -85,12 +83,19 @@ def draw_moves(augment: AugmentSettings, chance: np.ndarray) -> tuple[np.ndarray
 
 
 def whole_arrays(dataset: Any, transform: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """All pictures and labels of a dataset that keeps them in memory at the size they enter the model, else None."""
-    if not isinstance(transform, Transform) or not transform.is_simple:
+    """All pictures and labels of a dataset that keeps them in memory at the size they enter the model, else None.
+
+    None too where more happens to them than flips, shifts and erasing, which can be done to whole arrays.
+    """
+    if not isinstance(transform, Transform) or transform.task != "classify":
         return None
-    if transform.augment is None and transform.crop_pct != 1:
+    augment, size = transform.augment, transform.size
+    if (
+        transform.crop_pct != 1
+        if augment is None
+        else augment.crop_scale or augment.rand_augment or augment.colour_jitter
+    ):
         return None
-    size = transform.size
     if len(dataset) * 3 * size * size > MAX_BYTES:
         return None
     arrays = kept_arrays(dataset)

@@ -54,8 +54,6 @@ class Pictures(ABC):
     ):
         self.classes, self.semantic_classes = tuple(classes), tuple(semantic_classes)
         self.box_classes, self.tree = tuple(box_classes), tree
-        self.origin: tuple[object, ...] | None = None
-        """What names the content of this split within a process, where that is known (see ``build_dataset``)."""
         self._kept = np.arange(count)
 
     def __len__(self) -> int:

@@ -55,12 +55,7 @@ def _class_folders(folder: Path, prefix: str = "") -> Iterator[str]:
     with os.scandir(folder) as entries:
         below = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     for name in below:
-        if _holds_pictures(folder / name):
-            yield prefix + name
+        with os.scandir(folder / name) as entries:  # stops at the first picture, folders may hold a million
+            if any(is_picture(entry.name) for entry in entries):
+                yield prefix + name
         yield from _class_folders(folder / name, f"{prefix}{name}/")
-
-
-def _holds_pictures(folder: Path) -> bool:
-    """Whether there is a picture in the folder itself; stops at the first, folders may hold a million."""
-    with os.scandir(folder) as entries:
-        return any(is_picture(entry.name) for entry in entries)

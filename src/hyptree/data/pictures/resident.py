@@ -22,7 +22,7 @@ from hyptree.data.pictures.array_loader import draw_moves, kept_arrays
 from hyptree.data.pictures.resample import ShareTable, resample, resize_shares
 from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
-from hyptree.data.sample import BadSample, PictureDataset, Sample
+from hyptree.data.sample import BadSample, PictureDataset, Sample, by
 from hyptree.data.seeding import mix_bits, uniforms
 from hyptree.data.settings import AugmentSettings
 from hyptree.errors import UserError
@@ -30,8 +30,6 @@ from hyptree.errors import UserError
 _THREADS = 4
 """Decoding small pictures holds Python's lock most of the time; large ones gain from a few threads."""
 _CHUNK = 512
-_MAX_HELD = 2
-"""Splits kept for the next run of the same process, e.g. of a table: its training and its validation pictures."""
 _MAX_TABLE = 2**28
 """Bytes of tables of shares for crops; larger pictures have theirs computed for each batch."""
 _TRIES = 10
@@ -50,33 +48,21 @@ class ResidentPictures:
     """Pictures that cannot be read, their names and why; their pixels are 0."""
 
 
-_cache: dict[tuple[Any, ...], ResidentPictures] = {}
-
-
 def load_resident(dataset: PictureDataset, device: torch.device, strict: bool = False) -> ResidentPictures:
-    """The pictures of a dataset on the device, read now, or kept since an earlier run that read the same file.
+    """The pictures of a dataset on the device.
 
     Raises:
         UserError: they differ in size, do not fit, or (most of them, with ``strict`` any) cannot be read.
     """
-    origin = getattr(dataset, "origin", None)
-    key = (origin, device)
-    pictures = _cache.pop(key, None) if origin is not None else None
-    if pictures is None:
-        pictures = _load(dataset, device)
-    if origin is not None:
-        _cache[key] = pictures  # the newest last
-        for old in list(_cache)[:-_MAX_HELD]:
-            del _cache[old]
-    if pictures.bad:
-        name, why = next(iter(pictures.bad.values()))
+    images, labels, bad = _read_all(dataset, device)
+    if bad:
+        name, why = next(iter(bad.values()))
         if strict:
             raise UserError(f"cannot read picture {name}: {why}; repair it or switch strict off")
-        if len(pictures.bad) * 2 > len(dataset):
-            raise UserError(
-                f"{len(pictures.bad)} of {len(dataset)} pictures cannot be read, e.g. {name}: {why}; check the data"
-            )
-    return pictures
+        if len(bad) * 2 > len(dataset):
+            raise UserError(f"{len(bad)} of {len(dataset)} pictures cannot be read, e.g. {name}: {why}; check the data")
+    there = torch.from_numpy(images).transpose(1, 2).contiguous().to(device)  # (n, H, 3, W)
+    return ResidentPictures(there, torch.from_numpy(labels).to(device), bad)
 
 
 class ResidentLoader(Loader):
@@ -252,22 +238,16 @@ def _largest_part(shape: tuple[int, int], ratio: tuple[float, float]) -> tuple[i
 
 
 def require_simple(transform: Transform) -> None:
-    """``UserError`` for what is not done on the device; the settings say the same earlier."""
+    """``UserError`` for what is not done on the device."""
     augment = transform.augment
     if transform.task != "classify":
         raise UserError(f"data.resident is for pictures to classify, not to {transform.task}; leave it out")
-    for name in AugmentSettings.not_resident:
+    for name in ("rand_augment", "colour_jitter", "erasing"):  # what is done picture by picture only
         if augment is not None and getattr(augment, name):
             raise UserError(f"data.augment.{name} is not done on the device; leave it out, or data.resident")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-
-
-def _load(dataset: PictureDataset, device: torch.device) -> ResidentPictures:
-    images, labels, bad = _read_all(dataset, device)
-    there = torch.from_numpy(images).transpose(1, 2).contiguous().to(device)  # (n, H, 3, W)
-    return ResidentPictures(there, torch.from_numpy(labels).to(device), bad)
 
 
 def _read_all(
@@ -305,8 +285,8 @@ def _read_all(
                     images = np.zeros((count, *sample.image.shape), np.uint8)
                 if sample.image.shape != images.shape[1:]:
                     raise UserError(
-                        f"data.resident needs pictures of one size: {sample.id} has {_by(sample.image.shape)} pixels, "
-                        f"{first} {_by(images.shape)}; leave data.resident out"
+                        f"data.resident needs pictures of one size: {sample.id} has {by(sample.image.shape)} pixels, "
+                        f"{first} {by(images.shape)}; leave data.resident out"
                     )
                 images[index] = sample.image.numpy()
                 labels[index] = -1 if sample.label is None else sample.label
@@ -318,7 +298,7 @@ def require_memory(shape: tuple[int, ...], device: torch.device) -> None:
     needed, free = int(np.prod(shape, dtype=np.int64)), free_bytes(device)
     if needed > free:
         raise UserError(
-            f"data.resident: {shape[0]:,} pictures of {_by(shape)} pixels need {needed:,} bytes, "
+            f"data.resident: {shape[0]:,} pictures of {by(shape)} pixels need {needed:,} bytes, "
             f"{device} has {free:,} free; leave data.resident out, or use fewer (data.num_train, data.num_val)"
         )
 
@@ -330,8 +310,3 @@ def free_bytes(device: torch.device) -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    """``240x180``, width first as people say it."""
-    return f"{shape[-1]}x{shape[-2]}"

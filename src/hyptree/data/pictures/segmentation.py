@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hyptree.data.npz import Packed, check_equal, check_labels, find_npz, name_some, open_npz, take, take_packed
 from hyptree.data.pictures.decoding import Pictures, class_tree, decode_image, decode_labels, find_split, list_pictures
-from hyptree.data.sample import IGNORE, BadSample, Sample
+from hyptree.data.sample import IGNORE, BadSample, Sample, by
 from hyptree.errors import UserError
 from hyptree.files import path_inside
 
@@ -53,7 +52,7 @@ class LabelMaps(Pictures):
         stored = decode_labels(self._maps[i], id)
         image = decode_image(self._images[i], id, (stored.shape[0], stored.shape[1]))
         if stored.shape != image.shape[1:]:
-            raise BadSample(id, f"picture of {_by(image)} pixels with a label map of {_by(stored)}")
+            raise BadSample(id, f"picture of {by(image.shape)} pixels with a label map of {by(stored.shape)}")
         numbers = stored.numpy().tobytes()
         if wrong := numbers.translate(None, self._known):
             raise BadSample(id, f"its label map holds {max(wrong)}, not one of {len(self.semantic_classes)} classes")
@@ -160,11 +159,6 @@ class Pets(LabelMaps):
 
 
 # ------------------------------------------------------------------------------------------------------------- helpers
-
-
-def _by(pixels: Tensor) -> str:
-    """``240x180``, width first as people say it."""
-    return f"{pixels.shape[-1]}x{pixels.shape[-2]}"
 
 
 def _table(num_classes: int, unlabelled: int) -> list[int | None]:

@@ -53,38 +53,19 @@ def instances(parts: dict[str, Any], sample: Sample) -> dict[str, Tensor]:
 
 def visible(instances: dict[str, Tensor], shape: Sequence[int]) -> dict[str, Tensor]:
     """The instances of which at least a pixel is still in the picture, with boxes cut to it."""
+    from torchvision.ops import masks_to_boxes
+
     height, width = shape
-    boxes = instances["boxes"].clone()
     if "masks" in instances:
-        boxes = _boxes_around(instances["masks"])
+        seen = instances["masks"].any((1, 2))
+        instances = {name: value[seen] for name, value in instances.items()}
+        around = masks_to_boxes(instances["masks"])  # its right and lower ends are the last pixels inside
+        instances["boxes"] = around + torch.tensor([0.0, 0.0, 1.0, 1.0])
+    boxes = instances["boxes"].clone()
     boxes[:, 0::2] = boxes[:, 0::2].clamp(0, width)
     boxes[:, 1::2] = boxes[:, 1::2].clamp(0, height)
     keep = (boxes[:, 2] - boxes[:, 0] >= 1) & (boxes[:, 3] - boxes[:, 1] >= 1)
     return {name: value[keep] for name, value in (instances | {"boxes": boxes}).items()}
-
-
-def _boxes_around(masks: Tensor) -> Tensor:
-    """(N, H, W) bool -> (N, 4) float32 boxes that just hold the pixels; an empty mask gives an empty box."""
-    if masks.shape[0] == 0:
-        return torch.zeros(0, 4)
-
-    def ends(present: Tensor) -> list[Tensor]:
-        """(N, L) bool -> index of the first True and one past the last, both 0 where there is none."""
-        first = present.int().argmax(1)
-        last = present.shape[1] - present.flip(1).int().argmax(1)
-        return [first, torch.where(present.any(1), last, first)]
-
-    (x1, x2), (y1, y2) = ends(masks.any(1)), ends(masks.any(2))
-    return torch.stack([x1, y1, x2, y2], 1).float()
-
-
-def _pad(parts: dict[str, Any], padding: list[int], fill: tuple[int, ...]) -> dict[str, Any]:
-    """Pads all parts by (left, top, right, bottom): the picture with a colour, label maps and masks with IGNORE."""
-    from torchvision.transforms.v2 import functional as F
-
-    return {
-        name: F.pad(value, padding, fill=list(fill) if name == "image" else IGNORE) for name, value in parts.items()
-    }
 
 
 def _resize(parts: dict[str, Any], height: int, width: int) -> dict[str, Any]:
@@ -111,17 +92,20 @@ def _resize(parts: dict[str, Any], height: int, width: int) -> dict[str, Any]:
 
 
 class Fit:
-    """Resizes the longer side to ``size`` and, on request, pads to a square."""
+    """Resizes the longer side to ``size`` and, on request, pads to a square: with a colour, label maps with IGNORE."""
 
     def __init__(self, size: int, fill: tuple[int, ...], square: bool):
         self.size, self.fill, self.square = size, fill, square
 
     def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:
+        from torchvision.transforms.v2 import functional as F
+
         parts = _scale(parts, self.size)
         height, width = parts["image"].shape[-2:]
-        if self.square and (height, width) != (self.size, self.size):
-            parts = _pad(parts, [0, 0, self.size - width, self.size - height], self.fill)
-        return parts
+        if not self.square or (height, width) == (self.size, self.size):
+            return parts
+        beyond, colour = [0, 0, self.size - width, self.size - height], list(self.fill)  # left, top, right, bottom
+        return {name: F.pad(v, beyond, fill=colour if name == "image" else IGNORE) for name, v in parts.items()}
 
 
 class Zoom:

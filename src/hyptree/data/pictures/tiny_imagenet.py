@@ -80,20 +80,15 @@ def _in_files(root: Path, split: str) -> FilePictures:
             labels.append(number[cells[1]])
     else:
         for wnid in wnids:
-            inside = _pictures_of(path_inside(folder, wnid, str(root / "wnids.txt")))
+            of_class = path_inside(folder, wnid, str(root / "wnids.txt"))
+            if not of_class.is_dir():
+                raise UserError(f"there is no folder {of_class}; {_EXPECTED}")
+            inside = list_pictures(of_class / "images" if (of_class / "images").is_dir() else of_class)
             files += inside
             labels += [number[wnid]] * len(inside)
     names, tree = _names_and_tree(root, wnids)
     below = [path.relative_to(folder).as_posix() for path in files]
     return FilePictures(folder, below, labels, classes=names, tree=tree)
-
-
-def _pictures_of(folder: Path) -> list[Path]:
-    """Pictures of one class, in the folder itself or in its ``images``."""
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; {_EXPECTED}")
-    inner = folder / "images"
-    return list_pictures(inner if inner.is_dir() else folder)
 
 
 def _names_and_tree(folder: Path, wnids: Sequence[str]) -> tuple[list[str], Tree | None]:
@@ -106,7 +101,10 @@ def _names_and_tree(folder: Path, wnids: Sequence[str]) -> tuple[list[str], Tree
             return [entries[wnid]["name"] for wnid in wnids], class_tree(paths)
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{known}: expected a list of {{wnid, name, path_names}}, got {error!r}") from error
-    words = _read_words(folder / "words.txt")
+    words: dict[str, str] = {}  # wnid to its first name, from lines of wnid, tab, names
+    if (folder / "words.txt").exists():
+        lines = (line.split("\t") for line in (folder / "words.txt").read_text(encoding="utf-8").splitlines())
+        words = {cells[0]: cells[1].split(",")[0].strip() for cells in lines if len(cells) > 1}
     names = [words.get(wnid, wnid) for wnid in wnids]
     is_a = folder / "wordnet.is_a.txt"
     if not is_a.exists():
@@ -129,11 +127,3 @@ def _path(wnid: str, parent: Mapping[str, str], where: Path) -> list[str]:
         if len(path) > 100:
             raise UserError(f"{where}: there is a cycle above {wnid}")
     return path[::-1]
-
-
-def _read_words(path: Path) -> dict[str, str]:
-    """wnid -> its first name, from lines of wnid, tab, names; empty when there is no such file."""
-    if not path.exists():
-        return {}
-    lines = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
-    return {cells[0]: cells[1].split(",")[0].strip() for cells in lines if len(cells) > 1}

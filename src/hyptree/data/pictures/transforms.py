@@ -28,7 +28,7 @@ from hyptree.data.pictures.steps import (
 )
 from hyptree.data.sample import IGNORE, Sample
 from hyptree.data.seeding import seeded
-from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, AugmentSettings, DataSettings
+from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, AugmentSettings
 from hyptree.errors import UserError
 
 TaskName = Literal["classify", "segment", "detect"]
@@ -64,13 +64,6 @@ def eval_transform(
     return Transform(size, task, mean, std, crop_pct=crop_pct)
 
 
-def transform_of(data: DataSettings, task: TaskName, train: bool) -> Transform:
-    """The transform of pictures that these settings ask for."""
-    if train:
-        return train_transform(data.augment, data.size, task, mean=data.mean, std=data.std)
-    return eval_transform(data.size, task, mean=data.mean, std=data.std, crop_pct=data.crop_pct)
-
-
 class Transform:
     """Sample -> Sample with float32 picture, normalised; see ``train_transform`` and ``eval_transform``.
 
@@ -99,11 +92,13 @@ class Transform:
         self.fill = tuple(round(255 * value) for value in mean)
         self.scale = (torch.tensor(std) * 255).reciprocal()[:, None, None]
         self.shift = (-torch.tensor(mean) / torch.tensor(std))[:, None, None]
-        self._steps = self._geometry() + self._colours()
+        self._steps = self._all_steps()
         self._erase = random_erasing(augment.erasing) if augment is not None and augment.erasing else None
 
     def __call__(self, sample: Sample) -> Sample:
-        parts = self._run(wrap(sample, self.task))
+        parts = wrap(sample, self.task)
+        for step in self._steps:
+            parts = step(parts)
         image = self.normalise(parts.pop("image").as_subclass(Tensor))
         if self._erase is not None:
             image = self._erase(image)
@@ -121,20 +116,8 @@ class Transform:
         """(..., 3, H, W) uint8 -> float32 with the mean subtracted, divided by the standard deviation."""
         return image.float().mul_(self.scale).add_(self.shift)
 
-    @property
-    def is_simple(self) -> bool:
-        """Whether only flips, shifts and erasing happen, so that whole arrays can be augmented at once."""
-        a = self.augment
-        if self.task != "classify":
-            return False
-        return a is None or not (a.crop_scale or a.rand_augment or a.colour_jitter)
-
-    def _run(self, parts: dict[str, Any]) -> dict[str, Any]:
-        for step in self._steps:
-            parts = step(parts)
-        return parts
-
-    def _geometry(self) -> list[Any]:
+    def _all_steps(self) -> list[Any]:
+        """What happens to a sample before it is normalised: geometry first, then colours."""
         from torchvision import tv_tensors
         from torchvision.transforms import InterpolationMode, v2
 
@@ -159,15 +142,6 @@ class Transform:
             steps.append(Shift(augment.translate, self.fill))
         if augment.flip:
             steps.append(v2.RandomHorizontalFlip(augment.flip))
-        return steps
-
-    def _colours(self) -> list[Any]:
-        from torchvision.transforms import v2
-
-        augment = self.augment
-        if augment is None:
-            return []
-        steps: list[Any] = []
         if augment.colour_jitter:
             strength = augment.colour_jitter
             steps.append(v2.ColorJitter(brightness=strength, contrast=strength, saturation=strength))

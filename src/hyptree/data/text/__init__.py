@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from hyptree.lazy import lazy
 
 if TYPE_CHECKING:
-    from hyptree.data.text.build import build_text, build_text_loader, build_tokenizer
     from hyptree.data.text.packing import TextBlocks
     from hyptree.data.text.settings import TextSettings
     from hyptree.data.text.sources import TextSource, source_of
-    from hyptree.data.text.stream import BlockBatches, TextLoader
+    from hyptree.data.text.stream import BlockBatches, TextLoader, build_text, build_text_loader, build_tokenizer
     from hyptree.data.text.tokenizer import (
         check_vocabulary,
         default_tokenizer,

@@ -41,8 +41,9 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, name: str = "the 
         ValueError: a vocabulary that cannot hold the bytes.
     """
     check_vocab_size(vocab_size)
-    require("tokenizers", "lm")
+    require("transformers", "lm")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -64,12 +65,19 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, name: str = "the 
             f"vocab_size {vocab_size} is too large for {name}: it gives {size} tokens; "
             "choose at most that, or more text"
         )
-    bos = SPECIAL_TOKENS[0]
+    bos, eos, pad = SPECIAL_TOKENS
     special = [(bos, tokenizer.token_to_id(bos))]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=special
     )
-    return _wrap(tokenizer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=bos,
+        eos_token=eos,
+        pad_token=pad,
+        clean_up_tokenization_spaces=False,  # decoding gives back the text, spaces before commas included
+        padding_side="left",  # generation goes on at the right end
+    )
 
 
 def load_tokenizer(folder: Path | str) -> Any:
@@ -87,7 +95,9 @@ def load_tokenizer(folder: Path | str) -> Any:
     from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedTokenizerFast
 
     # AutoTokenizer reads the config.json of a model beside it too, and refuses a kind that nobody has registered.
-    kind = _model_type(folder)
+    kind = None
+    with contextlib.suppress(UserError):  # there is none, or nothing that can be read
+        kind = read_json(folder / "config.json").get("model_type")
     reader = AutoTokenizer if kind is None or kind in CONFIG_MAPPING else PreTrainedTokenizerFast
     try:
         tokenizer = reader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -102,13 +112,6 @@ def require_plain_templates(tokenizer: Any, source: Path | str) -> None:
     templates = getattr(tokenizer, "chat_template", None)
     for name in templates if isinstance(templates, dict) else ():
         path_inside("additional_chat_templates", f"{name}.jinja", f"{source}: chat_template")
-
-
-def _model_type(folder: Path) -> str | None:
-    """What the model beside a tokenizer says it is; None where there is none, or nothing that can be read."""
-    with contextlib.suppress(UserError):
-        return read_json(folder / "config.json").get("model_type")
-    return None
 
 
 def save_tokenizer(tokenizer: Any, folder: Path | str) -> Path:
@@ -235,18 +238,3 @@ class Encoder:
             options = {"add_special_tokens": False, "split_special_tokens": True, "truncation": False}
             encoded = self._slow(documents, **options)["input_ids"]
         return [np.asarray(self.before + ids + self.after, self.dtype) for ids in encoded]
-
-
-def _wrap(tokenizer: Any) -> Any:
-    require("transformers", "lm")
-    from transformers import PreTrainedTokenizerFast
-
-    bos, eos, pad = SPECIAL_TOKENS
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=bos,
-        eos_token=eos,
-        pad_token=pad,
-        clean_up_tokenization_spaces=False,  # decoding gives back the text, spaces before commas included
-        padding_side="left",  # generation goes on at the right end
-    )

@@ -9,8 +9,7 @@ Thirty leaf classes in ten families in four groups. Nothing is downloaded, every
 """
 
 from hyptree.data.world.classes import CLASSES, FAMILIES, GROUPS, class_tree
-from hyptree.data.world.dataset import World
+from hyptree.data.world.dataset import World, contact_sheet
 from hyptree.data.world.shape_builder import PARTS
-from hyptree.data.world.sheet import contact_sheet
 
 __all__ = ["CLASSES", "FAMILIES", "GROUPS", "PARTS", "World", "class_tree", "contact_sheet"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -88,6 +89,7 @@ GROUP_OF = {family: group for group, families in GROUPS.items() for family in fa
 """The group of each family."""
 
 
+@functools.cache
 def class_tree() -> Tree:
     """The leaves (first, in the order of ``CLASSES``), then families, then groups, then the root."""
     names = [*CLASSES, *FAMILIES, *GROUPS, ROOT]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.data.sample import Sample
+from hyptree.data.sample import PictureDataset, Sample
 from hyptree.data.world.captions import NUM_DICE, captions, facts_of
 from hyptree.data.world.classes import CLASSES, class_tree
 from hyptree.data.world.render import render
@@ -123,21 +123,20 @@ class World:
 
     def images(self) -> Tensor:
         """(n, 3, S, S) uint8: all pictures at once, in order; from the cache, or rendered anew at every call."""
-        return torch.from_numpy(self._column("image"))
+        if self._stored is not None:
+            return torch.from_numpy(self._stored["image"])
+        shape, dtype = self._layout()["image"]
+        out = np.empty(shape, dtype)
+        for start, rows in self._render_all():
+            out[start : start + len(rows["image"])] = rows["image"]
+        return torch.from_numpy(out)
 
     def labels(self) -> Tensor:
         """(n,) int64: the label of every picture."""
+        if self._stored is not None:
+            return torch.from_numpy(self._stored["leaf"][:, 0].astype(np.int64))
         keys = picture_keys(self.seed, self.split, np.arange(self.num_images))
         return torch.from_numpy(sample_scenes(keys).leaf[:, 0].astype(np.int64))
-
-    def _column(self, name: str) -> np.ndarray:
-        if self._stored is not None:
-            return self._stored[name]
-        shape, dtype = self._layout()[name]
-        out = np.empty(shape, dtype)
-        for start, rows in self._render_all():
-            out[start : start + len(rows[name])] = rows[name]
-        return out
 
     def _row(self, position: int) -> Arrays:
         if self._stored is not None:
@@ -210,3 +209,15 @@ def _whole(name: str, value: object, low: int, high: int) -> int:
     if not low <= value <= high:
         raise UserError(f"{name} must be between {low} and {high}, got {value}")
     return int(value)
+
+
+def contact_sheet(dataset: PictureDataset, num_images: int = 60, columns: int = 10, gap: int = 2) -> np.ndarray:
+    """(H, W, 3) uint8: the first pictures of a dataset side by side; they must all have one size."""
+    pictures = [np.asarray(dataset[i].image).transpose(1, 2, 0) for i in range(min(num_images, len(dataset)))]
+    high, wide = pictures[0].shape[:2]
+    rows = -(-len(pictures) // columns)
+    sheet = np.full((rows * (high + gap) - gap, columns * (wide + gap) - gap, 3), 255, np.uint8)
+    for i, picture in enumerate(pictures):
+        top, left = i // columns * (high + gap), i % columns * (wide + gap)
+        sheet[top : top + high, left : left + wide] = picture
+    return sheet

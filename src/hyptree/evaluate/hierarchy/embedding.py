@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyptree.errors import require_one_of
 from hyptree.evaluate.hierarchy.reconstruction import cone_score, reconstruction
 from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare, lorentz, poincare
 from hyptree.tree import Tree
@@ -31,13 +32,8 @@ class Embedding:
 
 def make_manifold(name: str, curvature: float) -> Manifold:
     """The space with this name."""
-    if name == "lorentz":
-        return Lorentz(curvature)
-    if name == "poincare":
-        return Poincare(curvature)
-    if name == "euclidean":
-        return Euclidean()
-    raise ValueError(f"manifold must be lorentz, poincare or euclidean, got {name!r}")
+    require_one_of("manifold", name, ("lorentz", "poincare", "euclidean"))
+    return Euclidean() if name == "euclidean" else (Lorentz if name == "lorentz" else Poincare)(curvature)
 
 
 def sample_size(num_nodes: int, asked: int | None) -> int | None:
@@ -50,9 +46,7 @@ def sample_size(num_nodes: int, asked: int | None) -> int | None:
 def measure(embedding: Embedding, *, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
     """All numbers that say how good an embedding is, as a plain dictionary.
 
-    Args:
-        num_samples: rank the ancestors of this many random nodes instead of all; ``is_sampled`` in the result says so.
-        seed: of the sample.
+    With ``num_samples`` the ancestors of so many random nodes are ranked instead of all; ``is_sampled`` says so.
     """
     points, pairs, manifold = embedding.points, embedding.pairs, embedding.manifold
     ranks = reconstruction(points, pairs, manifold, num_samples=num_samples, seed=seed)
@@ -68,10 +62,9 @@ def measure(embedding: Embedding, *, num_samples: int | None = None, seed: int =
     }
     if embedding.loss == "cones":
         by_cones = reconstruction(points, pairs, manifold, by="cones", num_samples=num_samples, seed=seed)
-        result |= {"cone_map": by_cones.map, "cone_mean_rank": by_cones.mean_rank}
-        result |= {
-            f"cone_{key}": value for key, value in cone_score(points, pairs, manifold, seed=seed)._asdict().items()
-        }
+        scores = {"map": by_cones.map, "mean_rank": by_cones.mean_rank}
+        scores |= cone_score(points, pairs, manifold, seed=seed)._asdict()
+        result |= {f"cone_{key}": value for key, value in scores.items()}
     result |= _distortion(embedding)
     # Depth should grow outwards; the number of ancestors stands for depth in a DAG too.
     depth = torch.bincount(pairs[:, 0], minlength=len(points)).to(radius)
@@ -93,19 +86,10 @@ def as_tree(embedding: Embedding) -> Tree:
 
 def _distortion(embedding: Embedding) -> dict[str, Any]:
     """How far the distances are from the edges of the tree, up to the best common scale."""
-    tree = as_tree(embedding)
     points = embedding.points.detach().double().cpu().numpy()
-    distortion = tree.distortion(
-        embedding=points,
-        manifold=embedding.manifold,
-        scale="best",
-        num_samples=None if len(points) <= 1500 else 200_000,
-    )
-    return {
-        "distortion": distortion.average,
-        "distortion_worst": distortion.worst,
-        "distortion_scale": distortion.scale,
-    }
+    options: dict[str, Any] = {"scale": "best", "num_samples": None if len(points) <= 1500 else 200_000}
+    bent = as_tree(embedding).distortion(embedding=points, manifold=embedding.manifold, **options)
+    return {"distortion": bent.average, "distortion_worst": bent.worst, "distortion_scale": bent.scale}
 
 
 def disk_points(embedding: Embedding) -> np.ndarray:

@@ -60,12 +60,8 @@ def hierarchical_precision(tree: Tree, ranked: np.ndarray, label: np.ndarray, nu
     """Share of the k best guesses that lie in the right neighbourhood, mean over samples (Frome et al. 2013).
 
     The neighbourhood of a label is the smallest ball around it in the tree that holds at least k classes, the label
-    among them: its radius grows edge by edge, and all classes at the last distance belong to it. Which guess comes
-    first does not matter, and k = 1 is plain accuracy.
-
-    Args:
-        ranked: (n, k) the k best guesses of each sample. label: (n,) classes.
-        num_classes: how many of the tree's nodes are classes, from 0.
+    among them: its radius grows edge by edge, and all classes at the last distance belong to it. Which of the guesses
+    (n, k) comes first does not matter, and k = 1 is plain accuracy.
     """
     num_guesses = ranked.shape[1]
     if not 1 <= num_guesses <= num_classes:

@@ -75,7 +75,6 @@ def reconstruction(
         tie_tolerance: a node ties with an ancestor if it is less than this share of their distance farther away (in
             radians by cones); 0 ties nothing but equal numbers.
         num_samples: measure this many random nodes instead of all.
-        seed: of the random nodes.
     """
     if not 0 <= tie_tolerance < 1:
         raise ValueError(f"tie_tolerance must be in [0, 1), got {tie_tolerance}; 0 ties equal distances alone")
@@ -150,8 +149,7 @@ def _closer(
 ) -> tuple[Tensor, Tensor]:
     """For each pair of the chunk: ancestors and others with a score up to that of the pair, (P',) float64 each.
 
-    Args:
-        limit: from the score of a pair to the largest one that ties with it.
+    ``limit`` gives the largest score that ties with that of a pair.
     """
     degree = counts[nodes]
     row, place = ragged(degree)

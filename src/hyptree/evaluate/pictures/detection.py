@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import require
+from hyptree.files import write_text
 
 # Places in COCOeval.stats. An AR of fewer than 100 detections per picture is left out: nobody reads it.
 NUMBERS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large": 5, "ar100": 8}
@@ -37,10 +38,8 @@ class CocoScorer:
     Both are kept as plain data (masks run-length encoded), so that processes can hand each other theirs.
 
     Args:
-        classes: names of labels 1, 2, ...
         category_ids: the dataset's own number of each class, used in the written results; by default 1, 2, ...
         image_ids: the dataset's own number of each picture by its id, used there too; by default the id itself.
-        has_masks: whether masks are scored too.
     """
 
     def __init__(
@@ -61,10 +60,9 @@ class CocoScorer:
         require("pycocotools", "eval")  # now, not after an hour of predictions
 
     def add(self, id: str, size: tuple[int, int], truth: Mapping[str, Tensor], predicted: Mapping[str, Tensor]) -> None:
-        """Take in one picture; a second time with the same id replaces the first.
+        """Take in one picture, by its id in the dataset; a second time with the same one replaces the first.
 
         Args:
-            id: of the picture, unique in its dataset.
             size: height and width that boxes and masks refer to.
             truth: boxes (N, 4) as x1 y1 x2 y2, labels (N,) from 1, and where there are some masks (N, H, W) and
                 crowd (N,).
@@ -118,8 +116,6 @@ class CocoScorer:
 
     def write(self, path: Path | str) -> None:
         """Write ``results`` as JSON, atomically."""
-        from hyptree.files import write_text
-
         write_text(path, json.dumps(self.results()))
 
     def scores(self) -> dict[str, float]:
@@ -140,13 +136,8 @@ class CocoScorer:
 
         with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints a table and its timings
             truth = _coco([(picture, picture.truth) for picture in self._pictures.values()], self.category_ids)
-            predictions = _coco(
-                [
-                    (picture, [_as_result(entry, iou_type) for entry in picture.predicted])
-                    for picture in self._pictures.values()
-                ],
-                self.category_ids,
-            )
+            results = [(p, [_as_result(entry, iou_type) for entry in p.predicted]) for p in self._pictures.values()]
+            predictions = _coco(results, self.category_ids)
             evaluation = COCOeval(truth, predictions, iou_type)
             if not self._pictures:
                 return dict.fromkeys(NUMBERS, -1.0)

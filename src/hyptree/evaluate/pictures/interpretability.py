@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -21,8 +21,6 @@ from hyptree.evaluate.pictures.superpixels import (
     superpixel_scores,
 )
 from hyptree.tables import aligned
-
-__all__ = ["ClusterMap", "cluster_maps", "interpretability_table", "print_table"]
 
 BATCH = 64
 
@@ -52,12 +50,7 @@ def cluster_maps(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> list[ClusterMap]:
-    """Which cluster every pixel belongs to most, for each block, head and level of a model that clusters.
-
-    Args:
-        images: (H, W, 3) uint8 each, of one size.
-        mean, std: normalisation; by default of ``model.pretrained_cfg``.
-    """
+    """Which cluster every pixel of images (H, W, 3), all of one size, belongs to most, by block, head and level."""
     from hyptree.data.pictures.single import model_input
     from hyptree.models.clusters import can_cluster, read_clusters
 
@@ -105,15 +98,13 @@ def interpretability_table(
         num_images: the first so many samples that have the target.
         target: which masks of the sample are the regions.
         by_head: a row for every head instead of their mean.
-        tolerance: of the boundary recall, in pixels.
-        seed: of k-means.
     """
     images, regions = _labelled(dataset, num_images, target)
     scores: dict[tuple[Any, ...], list[SuperpixelScores]] = {}
     grids: dict[tuple[Any, ...], tuple[int, int]] = {}
     names: dict[tuple[Any, ...], str] = {}
-    for start, batch in _batches(images):
-        for one in cluster_maps(model, batch, mean, std):
+    for start in range(0, len(images), BATCH):
+        for one in cluster_maps(model, images[start : start + BATCH], mean, std):
             key = (one.stage, one.block, one.level, one.head if by_head else None)
             grids[key], names[key] = one.grid, one.name
             scores.setdefault(key, []).extend(
@@ -132,19 +123,16 @@ def interpretability_table(
         for method in ("grid", "SLIC", *(["k-means"] if features is not None else [])):
             about = (method, wanted, grids[key] if method == "k-means" else None)
             if about not in known:  # heads and blocks with the same number share their rivals
-                rivals = []
-                for k, image in enumerate(images):
-                    height, width = image.shape[:2]
-                    if method == "grid":
-                        other = grid_clusters(height, width, wanted)
-                    elif method == "SLIC":
-                        other = slic_clusters(image, wanted)
-                    else:
-                        assert features is not None
-                        own = min(features[k], key=lambda map: abs(map.shape[-1] - grids[key][1]))
-                        other = kmeans_clusters(own, wanted, height, width, seed)
-                    rivals.append(superpixel_scores(other, regions[k], tolerance))
-                known[about] = asdict(mean_scores(rivals))
+                height, width = images[0].shape[:2]
+                if method == "grid":
+                    others = [grid_clusters(height, width, wanted)] * len(images)
+                elif method == "SLIC":
+                    others = [slic_clusters(image, wanted) for image in images]
+                else:
+                    nearest = [min(maps, key=lambda m: abs(m.shape[-1] - grids[key][1])) for maps in features or ()]
+                    others = [kmeans_clusters(own, wanted, height, width, seed) for own in nearest]
+                pairs = zip(others, regions, strict=True)
+                known[about] = asdict(mean_scores([superpixel_scores(*pair, tolerance) for pair in pairs]))
             called = f"k-means of {rival_name or type(rival).__name__}" if method == "k-means" else method
             rows.append({"method": called, "rival": True, **place, **known[about]})
     return rows
@@ -184,11 +172,6 @@ def _labelled(dataset: Any, num_images: int, target: str) -> tuple[list[np.ndarr
     return images, regions
 
 
-def _batches(images: Sequence[np.ndarray]) -> Iterator[tuple[int, Sequence[np.ndarray]]]:
-    for start in range(0, len(images), BATCH):
-        yield start, images[start : start + BATCH]
-
-
 def _features(
     rival: Any, images: Sequence[np.ndarray], mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> list[list[np.ndarray]]:
@@ -201,7 +184,8 @@ def _features(
         raise UserError(f"{type(rival).__name__} gives no intermediate features; choose a model of timm as rival")
     rival.eval()
     features: list[list[np.ndarray]] = []
-    for _, batch in _batches(images):
+    for start in range(0, len(images), BATCH):
+        batch = images[start : start + BATCH]
         with torch.no_grad():
             maps = rival.forward_intermediates(model_input(rival, batch, mean, std), intermediates_only=True)
         features += [[one[k].float().cpu().numpy() for one in maps] for k in range(len(batch))]

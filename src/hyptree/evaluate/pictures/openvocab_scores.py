@@ -24,33 +24,23 @@ def split_scores(matrix: Tensor, classes: Sequence[str], unseen: Sequence[str]) 
     hidden = set(unseen)
     seen = _mean([value for name, value in iou.items() if name not in hidden])
     rest = _mean([value for name, value in iou.items() if name in hidden])
+    unseen_too = {"miou_unseen": rest, "miou_harmonic": harmonic_mean(seen, rest)}
     means = {"miou": scores["miou"], "miou_seen": seen}
-    if hidden:
-        means |= {"miou_unseen": rest, "miou_harmonic": harmonic_mean(seen, rest)}
-    else:
-        means["miou_harmonic"] = scores["miou"]
-    return means | scores
+    return means | (unseen_too if hidden else {"miou_harmonic": scores["miou"]}) | scores
 
 
 class BaseNovelScorer:
-    """COCO's average precision, for all classes and apart for base and novel ones.
+    """COCO's average precision, for all classes and apart for base and novel ones, which were not trained on.
 
     AP is a mean over classes, so that of a part is the AP of its boxes alone: nothing else changes.
-
-    Args:
-        classes: names of labels 1, 2, ...
-        novel: those that were not trained on.
     """
 
     def __init__(self, classes: Sequence[str], novel: Sequence[str], *, has_masks: bool = True):
         for name in novel:
             if name not in classes:
                 raise ValueError(f"novel class {name!r} is not one of the {len(classes)} classes")
-        names = {
-            "": list(classes),
-            "_base": [name for name in classes if name not in novel],
-            "_novel": [name for name in classes if name in novel],
-        }
+        base, others = ([name for name in classes if (name in novel) == is_novel] for is_novel in (False, True))
+        names = {"": list(classes), "_base": base, "_novel": others}
         self.classes = tuple(classes)
         self._scorers = {part: CocoScorer(members, has_masks=has_masks) for part, members in names.items() if members}
 

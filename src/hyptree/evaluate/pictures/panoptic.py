@@ -1,12 +1,18 @@
-"""Panoptic segmentation in numbers: panoptic, segmentation and recognition quality (Kirillov et al. 2019)."""
+"""Panoptic maps: joined from instances and classes, and in numbers: panoptic, segmentation and recognition quality.
+
+The measures are those of Kirillov et al. (2019).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from hyptree.data.sample import IGNORE, BadSample, Sample
 
 VOID = 0
 """Segment number of pixels that belong to nothing: in the truth they count nowhere."""
@@ -42,7 +48,6 @@ class PanopticQuality:
     which more than half lies on void or on a crowd of its class is no mistake.
 
     Args:
-        classes: their names.
         things: names of those that come in instances; the others are stuff. By default all are things.
         novel: names of those that were not trained on, for means of their own.
     """
@@ -68,8 +73,8 @@ class PanopticQuality:
             wrong = [k for k in panoptic.classes.values() if not 0 <= k < len(self.classes)]
             if wrong:
                 raise ValueError(f"class {wrong[0]} is none of 0 to {len(self.classes) - 1}")
-        shared = _overlaps(predicted.segments, truth.segments)
-        area = _areas(predicted.segments), _areas(truth.segments)
+        shared = _counted(predicted.segments, truth.segments)
+        area = _counted(predicted.segments), _counted(truth.segments)
         on_void = {p: n for (p, t), n in shared.items() if t == VOID}
         matched: tuple[set[int], set[int]] = (set(), set())
         for (p, t), both in shared.items():
@@ -121,13 +126,82 @@ class PanopticQuality:
         return scores | {f"pq/{name}": float(quality[k, 0]) for k, name in enumerate(self.classes) if total[k] > 0}
 
 
-def _overlaps(predicted: Tensor, truth: Tensor) -> dict[tuple[int, int], int]:
-    """Pixels that each pair of segments has in common."""
-    pairs = torch.stack([predicted.reshape(-1).long().cpu(), truth.reshape(-1).long().cpu()], 1)
-    unique, counts = pairs.unique(dim=0, return_counts=True)
-    return {(int(p), int(t)): int(n) for (p, t), n in zip(unique.tolist(), counts.tolist(), strict=True)}
+def _counted(*maps: Tensor) -> dict[Any, int]:
+    """Pixels of every segment of a map, or those that each pair of segments of two maps has in common."""
+    rows = torch.stack([segments.reshape(-1).long().cpu() for segments in maps], 1)
+    unique, counts = rows.unique(dim=0, return_counts=True)
+    keys = [row[0] if len(row) == 1 else tuple(row) for row in unique.tolist()]
+    return dict(zip(keys, counts.tolist(), strict=True))
 
 
-def _areas(segments: Tensor) -> dict[int, int]:
-    unique, counts = segments.reshape(-1).unique(return_counts=True)
-    return {int(i): int(n) for i, n in zip(unique.tolist(), counts.tolist(), strict=True)}
+def join_panoptic(
+    semantic: Tensor,
+    instances: Mapping[str, Tensor],
+    classes: Sequence[str],
+    things: Sequence[str],
+    *,
+    min_score: float = 0.3,
+    min_visible: float = 0.5,
+    min_stuff: int = 16,
+) -> PanopticMap:
+    """One map from class scores and instances, as Panoptic FPN joins them.
+
+    Instances are laid down from the surest on; one of which less than ``min_visible`` is still free is left out. What
+    no instance covers gets the best class of the semantic map where that is stuff; a thing that nobody found as an
+    instance stays void.
+
+    Args:
+        semantic: (K, H, W) scores of ``classes``.
+        instances: labels (N,) from 1 (places in ``things``), scores (N,), masks (N, 1, H, W) or (N, H, W) in [0, 1].
+        classes: names of the semantic map.
+        things: those of them that come in instances, in the order of the labels.
+        min_stuff: pixels that a stuff segment has at least.
+    """
+    for name in things:
+        if name not in classes:
+            raise ValueError(f"the semantic map has no class {name!r}")
+    segments = torch.zeros(semantic.shape[-2:], dtype=torch.int64, device=semantic.device)
+    class_of: dict[int, int] = {}
+    masks = instances["masks"]
+    masks = masks.squeeze(1) if masks.dim() == 4 else masks
+    for i in instances["scores"].argsort(descending=True, stable=True).tolist():
+        if float(instances["scores"][i]) < min_score:
+            break
+        mask = masks[i] > 0.5 if masks.is_floating_point() else masks[i] != 0
+        free = mask & (segments == VOID)
+        if not mask.any() or int(free.sum()) < min_visible * int(mask.sum()):
+            continue
+        _lay(segments, class_of, free, list(classes).index(things[int(instances["labels"][i]) - 1]))
+    best = semantic.argmax(0)
+    for k, name in enumerate(classes):
+        free = (best == k) & (segments == VOID)
+        if name not in things and int(free.sum()) >= min_stuff:
+            _lay(segments, class_of, free, k)
+    return PanopticMap(segments, class_of)
+
+
+def _lay(segments: Tensor, class_of: dict[int, int], where: Tensor, label: int) -> None:
+    """A new segment of a class."""
+    class_of[len(class_of) + 1] = label
+    segments[where] = len(class_of)
+
+
+def panoptic_truth(sample: Sample, classes: Sequence[str], things: Sequence[str]) -> PanopticMap:
+    """The true map of a sample with label map, boxes' labels and masks; a thing without a mask of its own is void."""
+    if sample.semantic is None or sample.masks is None or sample.box_labels is None:
+        raise BadSample(sample.id, "a panoptic map needs its label map and the masks of its objects")
+    segments = torch.zeros(sample.semantic.shape, dtype=torch.int64)
+    class_of: dict[int, int] = {}
+    crowd = set()
+    for i, (mask, label) in enumerate(zip(sample.masks, sample.box_labels.tolist(), strict=True)):
+        free = mask & (segments == VOID)
+        if not free.any():
+            continue
+        _lay(segments, class_of, free, list(classes).index(things[label - 1]))
+        if sample.crowd is not None and bool(sample.crowd[i]):
+            crowd.add(len(class_of))
+    for k in sample.semantic.unique().tolist():
+        free = (sample.semantic == k) & (segments == VOID)
+        if k != IGNORE and classes[k] not in things and free.any():
+            _lay(segments, class_of, free, k)
+    return PanopticMap(segments, class_of, frozenset(crowd))

@@ -13,18 +13,7 @@ from typing import Any
 import numpy as np
 
 from hyptree.data.sample import IGNORE
-
-__all__ = [
-    "SuperpixelScores",
-    "boundary_mask",
-    "boundary_recall",
-    "contingency",
-    "grid_clusters",
-    "kmeans_clusters",
-    "mean_scores",
-    "slic_clusters",
-    "superpixel_scores",
-]
+from hyptree.errors import require
 
 TOLERANCE = 2
 """Pixels by which a boundary may be missed and still counts as found."""
@@ -48,11 +37,7 @@ class SuperpixelScores:
 
 
 def contingency(clusters: Any, regions: Any) -> np.ndarray:
-    """Pixels that each cluster shares with each region, (K, C) int64, over clusters and regions that occur.
-
-    Args:
-        clusters, regions: integer maps of one shape. Pixels where ``regions`` is ``IGNORE`` are left out.
-    """
+    """Pixels that each cluster shares with each region, (K, C) int64, over clusters and regions that occur."""
     predicted, truth = _maps(clusters, regions)
     kept = truth != IGNORE
     if not kept.any():
@@ -76,8 +61,7 @@ def _maps(clusters: Any, regions: Any) -> tuple[np.ndarray, np.ndarray]:
 def boundary_mask(labels: Any, ignore: int | None = None) -> np.ndarray:
     """Pixels that differ from their right or their lower neighbour, (H, W) bool.
 
-    Args:
-        ignore: a label that makes no boundary, neither towards itself nor towards others.
+    The label ``ignore`` makes no boundary, neither towards itself nor towards others.
     """
     at = np.asarray(labels)
     is_boundary = np.zeros(at.shape, bool)
@@ -94,8 +78,7 @@ def boundary_mask(labels: Any, ignore: int | None = None) -> np.ndarray:
 def boundary_recall(clusters: Any, regions: Any, tolerance: int = TOLERANCE) -> float:
     """Share of the regions' boundary pixels that have a cluster boundary pixel nearby; NaN without boundaries.
 
-    Args:
-        tolerance: nearby is at most this many pixels away along each axis (a square of 2 t + 1 pixels).
+    Nearby is at most ``tolerance`` pixels away along each axis (a square of 2 t + 1 pixels).
     """
     predicted, truth = _maps(clusters, regions)
     if tolerance < 0:
@@ -111,13 +94,7 @@ def boundary_recall(clusters: Any, regions: Any, tolerance: int = TOLERANCE) -> 
 
 
 def superpixel_scores(clusters: Any, regions: Any, tolerance: int = TOLERANCE) -> SuperpixelScores:
-    """All measures of one map of clusters against one map of regions.
-
-    Args:
-        clusters: (H, W) integers, any numbering.
-        regions: (H, W) integers, ``IGNORE`` where it does not count.
-        tolerance: of the boundary recall, in pixels.
-    """
+    """All measures of a map of clusters (H, W), in any numbering, against one of regions."""
     table = contingency(clusters, regions)
     size, largest, total = table.sum(1), table.max(1), int(table.sum())
     leak = np.minimum(table, size[:, None] - table).sum()  # clusters that do not touch a region add min(0, ...) = 0
@@ -166,8 +143,6 @@ def slic_clusters(image: Any, num_clusters: int, compactness: float = 10.0) -> n
     SLIC gives another number than it is asked for, mostly fewer. What to ask for is found by bisection, in at most ten
     trials, and the answer whose number is nearest to ``num_clusters`` is taken.
     """
-    from hyptree.errors import require
-
     slic = require("skimage.segmentation", "eval").slic
     best, best_miss = None, 0
     low, high, asked = 0, 0, num_clusters  # low gave too few, high too many (0: not known yet)
@@ -190,8 +165,6 @@ def slic_clusters(image: Any, num_clusters: int, compactness: float = 10.0) -> n
 
 def kmeans_clusters(features: Any, num_clusters: int, height: int, width: int, seed: int = 0) -> np.ndarray:
     """k-means of one picture's (D, h, w) features, each place standing for its square of the picture, (H, W)."""
-    from hyptree.errors import require
-
     cluster = require("sklearn.cluster", "eval")
     maps = np.asarray(features, np.float32)
     points = maps.reshape(len(maps), -1).T  # (h w, D)

@@ -19,8 +19,6 @@ from hyptree.evaluate.text.likelihood import PairEncoder, context_length, is_too
 from hyptree.progress import progress_bar
 from hyptree.tables import aligned, without_nan
 
-__all__ = ["ChoiceScore", "Item", "evaluate_tasks", "score_items"]
-
 
 @dataclass(frozen=True)
 class ChoiceScore:
@@ -47,8 +45,7 @@ class ChoiceScore:
 
     def as_dict(self) -> dict[str, Any]:
         """In JSON's types; the error of a single item is None."""
-        numbers: dict[str, Any] = without_nan(asdict(self))
-        return numbers
+        return without_nan(asdict(self))
 
 
 def score_items(
@@ -62,13 +59,11 @@ def score_items(
     batch_size: int = 16,
     advance: Callable[[int], None] | None = None,
 ) -> ChoiceScore:
-    """The score of a model on these items.
+    """The score on these items of a causal language model of transformers' kind, in eval mode.
 
     Args:
-        model: any causal language model of transformers' kind, in eval mode; tokenizer: its tokenizer.
         name, num_shots: noted in the score.
         context: tokens that the model sees at once, by default as many as it can.
-        batch_size: rows at once.
         advance: called with the number of answers that were done.
     """
     if not items:
@@ -84,8 +79,8 @@ def score_items(
                 f"{name}: the model gives NaN for the answers to {item.query[-60:]!r}; its weights are broken"
             )
         per_byte = [v / max(1, len(text.encode())) for v, text in zip(values, item.choices, strict=True)]
-        right.append(_best(values) == item.gold)
-        right_norm.append(_best(per_byte) == item.gold)
+        right.append(values.index(max(values)) == item.gold)  # the first of equals
+        right_norm.append(per_byte.index(max(per_byte)) == item.gold)
         start += len(values)
     names = list(dict.fromkeys(item.group for item in items if item.group))
     return ChoiceScore(
@@ -129,21 +124,11 @@ def evaluate_tasks(
     loaded = [(task, *load_items(task, root=root, limit=limit, shots=shots)) for task in tasks]  # errors come at once
     scores = []
     for task, items, num_shots in loaded:
-        with progress_bar(
-            task, sum(len(item.choices) for item in items), quiet=progress is None, stream=progress
-        ) as shown:
-            scores.append(
-                score_items(
-                    model,
-                    tokenizer,
-                    items,
-                    name=Path(task).name if task.endswith((".jsonl", ".gz")) else task,
-                    num_shots=num_shots,
-                    context=context,
-                    batch_size=batch_size,
-                    advance=shown.advance,
-                )
-            )
+        name = Path(task).name if task.endswith((".jsonl", ".gz")) else task
+        options: dict[str, Any] = {"num_shots": num_shots, "context": context, "batch_size": batch_size}
+        count = sum(len(item.choices) for item in items)
+        with progress_bar(task, count, quiet=progress is None, stream=progress) as shown:
+            scores.append(score_items(model, tokenizer, items, name=name, advance=shown.advance, **options))
     return scores
 
 
@@ -160,11 +145,6 @@ def score_lines(scores: Sequence[ChoiceScore]) -> list[str]:
         if one.num_truncated
     ]
     return [*aligned(lines), *lost]
-
-
-def _best(values: Sequence[float]) -> int:
-    """The place of the largest value, the first of equals."""
-    return max(range(len(values)), key=values.__getitem__)
 
 
 def _mean(right: Sequence[bool]) -> tuple[float, float]:

@@ -138,9 +138,6 @@ def load_items(
         root: folder of the tasks' files, see :func:`find_root`.
         limit: at most so many items, spread evenly over the task.
         shots: solved examples; by default as customary. They are the first ones of their file (of the same subject).
-
-    Raises:
-        UserError: unknown task, missing or damaged file, a limit or number of examples that cannot be.
     """
     if limit is not None and limit < 1:
         raise UserError(f"limit must be at least 1, got {limit}")
@@ -152,7 +149,11 @@ def load_items(
             raise UserError(f"unknown task {task!r}; {hint}")
         if shots:
             raise UserError(f"{task}: a file of one's own has its examples in its queries; leave shots out")
-        own = [_own_item(row, where) for where, row in _rows(Path(task), ("query", "choices", "gold"))]
+        own = []
+        for where, row in _rows(Path(task), ("query", "choices", "gold")):
+            if not isinstance(row["query"], str):
+                raise UserError(f"{where}: query must be a text")
+            own.append(Item(row["query"], tuple(row["choices"]), row["gold"], str(row.get("group", ""))))
         return _spread(own, limit), 0
     folder, how = find_root(root), TASKS[task]
     needed = ("q", "choices", "answer")
@@ -175,12 +176,6 @@ def _item(how: Task, row: Row, solved: Mapping[str, list[Row]], num_shots: int, 
         raise UserError(f"{name}: {num_shots} solved examples were asked for, there are {len(examples)}; ask for fewer")
     shots = "".join(f"{how.prompt(one)} {how.choices(one)[one['answer']]}\n\n" for one in examples)
     return Item(how.title(row) + shots + how.prompt(row), tuple(how.choices(row)), row["answer"], group)
-
-
-def _own_item(row: Row, where: str) -> Item:
-    if not isinstance(row["query"], str):
-        raise UserError(f"{where}: query must be a text")
-    return Item(row["query"], tuple(row["choices"]), row["gold"], str(row.get("group", "")))
 
 
 def _spread(rows: Sequence[Any], limit: int | None) -> list[Any]:

@@ -24,8 +24,7 @@ class HarnessModel:
     """The three questions of the harness: ``loglikelihood``, ``loglikelihood_rolling``, ``generate_until``.
 
     Args:
-        model: a causal language model of transformers' kind, in eval mode; tokenizer: its tokenizer.
-        batch_size: rows at once.
+        model: a causal language model of transformers' kind, in eval mode.
         context: tokens that the model sees at once, by default as many as it can.
         seed: of text that is sampled; every request starts with it, and torch's own generators are left as they were.
     """
@@ -102,11 +101,7 @@ class HarnessModel:
 
 
 def for_lm_eval(model: Any, tokenizer: Any, **options: Any) -> Any:
-    """A :class:`HarnessModel` that ``lm_eval.simple_evaluate(model=...)`` takes, since it is one of its ``LM``.
-
-    Raises:
-        UserError: the harness is not installed (``pip install lm-eval``).
-    """
+    """A :class:`HarnessModel` that ``lm_eval.simple_evaluate(model=...)`` takes, since it is one of its ``LM``."""
     try:
         base = require("lm_eval.api.model").LM
     except UserError as error:
@@ -121,8 +116,7 @@ class _Ends:
         self.tokenizer, self.num_given, self.stops = tokenizer, num_given, stops
 
     def text(self, ids: Tensor) -> str:
-        text: str = self.tokenizer.decode(ids[self.num_given :], skip_special_tokens=True)
-        return text
+        return self.tokenizer.decode(ids[self.num_given :], skip_special_tokens=True)
 
     def __call__(self, ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         ended = [any(stop in self.text(row) for stop in self.stops) for row in ids]
@@ -131,8 +125,7 @@ class _Ends:
 
 def _arguments(request: Any) -> tuple[Any, ...]:
     """What a request of the harness asks, or the tuple itself."""
-    arguments: tuple[Any, ...] = tuple(getattr(request, "args", request))
-    return arguments
+    return tuple(getattr(request, "args", request))
 
 
 def _windows(pair: Pair, context: int) -> list[Pair]:

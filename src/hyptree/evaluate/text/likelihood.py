@@ -52,11 +52,7 @@ class PairEncoder:
         self._first = bos if bos is not None else eos
 
     def __call__(self, texts: Sequence[tuple[str, str]]) -> list[Pair]:
-        """One pair of each (context, continuation).
-
-        Raises:
-            UserError: an empty context with a tokenizer that has no token to begin with.
-        """
+        """One pair of each (context, continuation)."""
         moved = [(context.rstrip(), context[len(context.rstrip()) :] + text) for context, text in texts]
         contexts = list(dict.fromkeys(context for context, _ in moved))
         known = dict(zip(contexts, (ids.tolist() for ids in self._encode(contexts)), strict=True))
@@ -121,11 +117,7 @@ def log_likelihoods(
     Args:
         model: any causal language model of transformers' kind, in eval mode.
         context: tokens that the model sees at once, by default as many as it can.
-        batch_size: rows at once.
         advance: called with the number of pairs that were done.
-
-    Raises:
-        UserError: a continuation that alone is longer than the context.
     """
     context = context_length(model, context)
     if batch_size < 1:

@@ -23,9 +23,8 @@ def stream_statistics(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
     * ``load/02.1``: share of the choices that went to expert 1 of layer 2; ``curvature/02.1``: its K, curvature -K;
     * ``curvature_min``, ``curvature_mean``, ``curvature_max``: over all experts of all layers.
 
-    Args:
-        model: a causal language model of transformers' kind, uncompiled, in eval mode.
-        batch: ``input_ids`` (B, N), perhaps ``position_ids`` and ``attention_mask``.
+    The model is uncompiled and in eval mode; the batch has ``input_ids`` (B, N), perhaps ``position_ids`` and
+    ``attention_mask``.
     """
     norms: dict[int, Tensor] = {}
     loads: dict[int, Tensor] = {}
@@ -34,7 +33,7 @@ def stream_statistics(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
     inputs = {name: value[:MAX_SEQUENCES] for name, value in batch.items() if name != "labels"}
     with contextlib.ExitStack() as stack:
         for i, layer in enumerate(model.base_model.layers):
-            stack.enter_context(reading(layer, norms, i, _mean_norm))
+            stack.enter_context(reading(layer, norms, i, lambda out: hidden_state(out).float().norm(dim=-1).mean()))
             for module in layer.modules():
                 if hasattr(module, "balance_bias"):  # the gate of a mixture of experts
                     stack.enter_context(reading(module, loads, i, _load))
@@ -74,12 +73,7 @@ def reading(module: nn.Module, readings: dict[int, Tensor], place: int, measure:
 
 def hidden_state(output: Any) -> Tensor:
     """The points of the tokens, of what a layer gives."""
-    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
-    return hidden
-
-
-def _mean_norm(output: Any) -> Tensor:
-    return hidden_state(output).float().norm(dim=-1).mean()
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def _load(route: Any) -> Tensor:

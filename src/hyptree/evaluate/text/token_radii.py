@@ -48,19 +48,17 @@ def space_of(model: Any) -> Any:
 
 def embedding_radii(model: Any) -> np.ndarray:
     """(V,) distance of each token's embedding from the origin."""
-    return _radii(space_of(model), model.get_input_embeddings().weight)
+    return space_of(model).dist0(model.get_input_embeddings().weight.detach().double()).cpu().numpy()
 
 
 @torch.no_grad()
 def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean distance from the origin of each token's points after each layer.
+    """(L, V) mean distance from the origin of each token's points after each layer, and (V,) how often it was met.
+
+    Means are NaN for tokens that were not met.
 
     Args:
-        model: a causal language model of transformers' kind, in eval mode.
         batches: ``input_ids`` (B, N), perhaps ``position_ids`` and ``labels``; where those are -100 nothing counts.
-
-    Returns:
-        (L, V) means, NaN for tokens that were not met, and (V,) how often each was.
     """
     space, size, layers = space_of(model), model.get_input_embeddings().weight.shape[0], model.base_model.layers
     device = next(model.parameters()).device
@@ -86,11 +84,6 @@ def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[n
     return means.cpu().numpy(), seen.cpu().numpy().astype(np.int64)
 
 
-def _radii(space: Any, points: Tensor) -> np.ndarray:
-    radii: np.ndarray = space.dist0(points.detach().double()).cpu().numpy()
-    return radii
-
-
 # --------------------------------------------------------------------------------------------------------- correlations
 
 
@@ -105,8 +98,7 @@ class Correlation:
 
     def as_dict(self) -> dict[str, float | int | None]:
         """In JSON's types; what cannot be had is None."""
-        numbers: dict[str, float | int | None] = without_nan(asdict(self))
-        return numbers
+        return without_nan(asdict(self))
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, control: np.ndarray | None = None) -> Correlation:
@@ -189,10 +181,9 @@ def measure_tokens(
     num_points: int = NUM_POINTS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """All numbers about a model's tokens, in JSON's types.
+    """All numbers about the tokens of a causal language model of transformers' kind, in eval mode, in JSON's types.
 
     Args:
-        model: a causal language model of transformers' kind, in eval mode; tokenizer: its tokenizer.
         counts: (V,) how often the training text has each token.
         batches: text for the points in the stream, see :func:`stream_radii`.
         depths: of words in WordNet, see :func:`read_depths`.
@@ -215,7 +206,7 @@ def measure_tokens(
     kept = nouns.index[counts[nouns.index] >= MIN_COUNT] if len(nouns.index) else nouns.index
     word = dict(zip(nouns.index.tolist(), zip(nouns.words, nouns.depth.tolist(), strict=True), strict=True))
     return {
-        "space": _format(model),
+        "space": f"Lorentz(c={model.config.curvature:g})" if model.config.model_type == "helm" else "Euclidean",
         "num_tokens": int(counts.sum()),
         "min_count": MIN_COUNT,
         "radius": rows,
@@ -230,10 +221,6 @@ def measure_tokens(
             for i in kept[np.argsort(radii[kept], kind="stable")].tolist()
         ],
     }
-
-
-def _format(model: Any) -> str:
-    return f"Lorentz(c={model.config.curvature:g})" if model.config.model_type == "helm" else "Euclidean"
 
 
 def _row(where: str, radii: np.ndarray, counts: np.ndarray, use: np.ndarray, nouns: Nouns) -> dict[str, Any]:

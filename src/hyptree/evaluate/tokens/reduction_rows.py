@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
+from hyptree.files import write_text
 
 if TYPE_CHECKING:
     from hyptree.tokens.families.adapter import FamilyAdapter
-
-__all__ = ["PLAIN", "Results", "Row", "measure", "patched_as", "vit_flops"]
 
 PLAIN = "none"
 """Method of the row without any reduction."""
@@ -78,8 +77,6 @@ class Results:
 
     def write(self, path: Path) -> None:
         """As JSON, at once or not at all."""
-        from hyptree.files import write_text
-
         write_text(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
@@ -88,7 +85,7 @@ class Results:
             table = json.loads(path.read_text(encoding="utf-8"))
             return cls(table["about"], table["machine"], [Row(**row) for row in table["rows"]])
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} does not hold results of hyptree reduce; --fresh replaces it") from error
+            raise UserError(f"{path} does not hold results of hyptree reduce; --overwrite replaces it") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
@@ -173,13 +170,9 @@ def measure(
     repeats: int = 9,
     seed: int = 0,
 ) -> Row:
-    """One row: the model patched this way and its numbers. It is left as it was.
+    """One row: the model patched this way and its numbers, timed on x (B, 3, S, S). It is left as it was.
 
-    Args:
-        x: (B, 3, S, S) the pictures that are timed.
-        method: of ``hyptree.tokens``, or none for the plain model.
-        linkage: of atc, else empty.
-        seed: of the method random.
+    The method is one of ``hyptree.tokens``, or none for the plain model; the linkage that of atc, else empty.
     """
     with patched_as(subject.model, method, linkage, keep, layers, seed=seed) as handle:
         accuracy = subject.accuracy()

@@ -20,6 +20,9 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 102, 14, 34
 """Room around the axes: numbers on the left and below, names of the lines on the right."""
 
 SPLITS = {"training": "train", "validation": "val"}
+NO_SHARES = ("step", "epoch", "time", "lr", "split")
+NAMES = {"top1": "top-1", "top5": "top-5", "top1_up1": "one level up", "top1_up2": "two levels up"}
+"""What numbers are called: top1_up2 counts what is right two levels up the class tree."""
 MAX_POINTS = 240
 """A line is thinned to about this many points: more cannot be seen."""
 
@@ -31,9 +34,10 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """
     of = partial(points_of, rows, x_names=("epoch", "step"))
     losses = {name: of(split, "loss") for name, split in SPLITS.items()}
+    numbers = [cell for row in rows if row.get("split") == "val" for cell in row.items() if cell[0] not in NO_SHARES]
     shares = {
-        _format(key): points
-        for key in _numeric_keys(rows, "val")
+        NAMES.get(key, key.replace("_", " ")): points
+        for key in dict.fromkeys(key for key, value in numbers if isinstance(value, float) or type(value) is int)
         if not key.startswith("loss")
         and len(kept := (points := of("val", key))[np.isfinite(points[:, 1]), 1])
         and 0 <= kept.min() <= kept.max() <= 1
@@ -61,18 +65,6 @@ def lines_of(title: str, points_of: Mapping[str, np.ndarray], x_name: str, numbe
     return Panel(f"{title}{lost_values}", x_name, "", lines, number=number, note=note)
 
 
-def _format(key: str) -> str:
-    """The name of a number as people read it: top1_up2 counts what is right two levels up the class tree."""
-    known = {"top1": "top-1", "top5": "top-5", "top1_up1": "one level up", "top1_up2": "two levels up"}
-    return known.get(key, key.replace("_", " "))
-
-
-def _numeric_keys(rows: Sequence[Mapping[str, Any]], split: str) -> list[str]:
-    known = ("step", "epoch", "time", "lr", "split")
-    cells = [cell for row in rows if row.get("split") == split for cell in row.items() if cell[0] not in known]
-    return list(dict.fromkeys(key for key, value in cells if isinstance(value, float) or type(value) is int))
-
-
 def points_of(rows: Sequence[Mapping[str, Any]], split: str, key: str, x_names: Sequence[str]) -> np.ndarray:
     """(n, 2) numbers of a log under a name, beside the first of ``x_names`` that their row has."""
     points = [
@@ -84,12 +76,7 @@ def points_of(rows: Sequence[Mapping[str, Any]], split: str, key: str, x_names: 
 
 
 class Axes:
-    """Where numbers lie inside a chart, and the chart's frame.
-
-    Args:
-        x: its smallest and largest number reach from side to side. y: round numbers that enclose it are marked.
-        right: pixel where the axes end.
-    """
+    """Where numbers lie inside a chart, and its frame: x from side to side, y between round numbers that are marked."""
 
     def __init__(self, x: Sequence[float], y: Sequence[float], right: int = WIDTH - 14):
         self.x0, self.x1, self.right = float(min(x)), float(max(x)), right
@@ -179,19 +166,12 @@ def _spread(places: Sequence[float], gap: float, lowest: float) -> list[float]:
 
 
 def svg_confusion(counts: np.ndarray, tree: Tree | None, names: Sequence[str]) -> str:
-    """The confusion matrix (true classes down, predicted ones across) in the order of the class tree.
+    """The confusion matrix (C, C), true classes down, in the order of the class tree, whose first C nodes they are.
 
     Squares outline the groups of the tree: mistakes inside a square stay in the family.
-
-    Args:
-        counts: (C, C) pictures of each true class given each answer.
-        tree: its first C nodes are the classes.
-        names: of the C classes.
     """
     n = len(names)
-    order = list(range(n))
-    if tree is not None:
-        order = [int(node) for node in tree.order("preorder") if node < n]
+    order = list(range(n)) if tree is None else [int(node) for node in tree.order("preorder") if node < n]
     cell, margin = 22 if n <= 40 else max(6, 880 // n), 108
     size = margin + n * cell + 36  # names lean over the last column
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -230,10 +210,9 @@ MAX_DOTS = 1500
 
 
 def level_chart(distance: Any, words: Sequence[float]) -> str:
-    """Distance from the root by level: 5 to 95 % of captions, quartiles, median, and the mean as a dot.
+    """Distance (n, L) from the root by level: 5 to 95 % of captions, quartiles, median, and the mean as a dot.
 
-    Args:
-        distance: (n, L) of every chain. words: (L,) mean number of words, written below.
+    Below stands the mean number of words (L,).
     """
     distance = np.asarray(distance, np.float64)
     num_levels = distance.shape[1]
@@ -260,11 +239,7 @@ def level_chart(distance: Any, words: Sequence[float]) -> str:
 
 
 def tau_chart(tau: Any, baseline: Any) -> str:
-    """How many chains have which Kendall's tau: by distance (dark) and by word count (light); NaN is left out.
-
-    Args:
-        tau, baseline: (n,) per chain.
-    """
+    """How many chains (n,) have which Kendall's tau: by distance (dark) and by word count (light); NaN is left out."""
     values = [np.asarray(v, np.float64) for v in (tau, baseline)]
     kept = [v[~np.isnan(v)] for v in values]
     steps = np.unique(np.concatenate(kept).round(9))

@@ -48,13 +48,9 @@ def draw_segmentation(image: Any, semantic: Any, classes: Sequence[str], *, side
     A class named ``background`` keeps the picture's own colours; pixels that count nowhere are grey.
 
     Args:
-        image: path, PIL image, or (H, W, 3) / (3, H, W) uint8.
+        image: path, PIL image, or (H, W, 3) / (3, H, W) uint8 -> (h, w, 3) uint8, the legend below the picture.
         semantic: (H, W) class of every pixel, ``IGNORE`` where it does not count.
-        classes: names.
         side: the longer side is enlarged to at least this many pixels, so that names can be read.
-
-    Returns:
-        (h, w, 3) uint8, the legend below the picture.
     """
     picture, labels = read_picture(image), as_array(semantic).astype(np.int64)
     if labels.shape != picture.shape[:2]:
@@ -100,9 +96,6 @@ def draw_detections(
         scores: (N,); objects below ``min_score`` are left out. None draws all.
         classes: names of labels 1, 2, ...; without them the number is shown.
         side: the longer side is enlarged to at least this many pixels, so that names can be read.
-
-    Returns:
-        (h, w, 3) uint8.
     """
     from PIL import Image, ImageDraw
 
@@ -122,9 +115,8 @@ def draw_detections(
     zoom = _zoom(picture, side)
     colours = class_colours(int(label.max(initial=0)) + 1)
     canvas = fit(picture, (picture.shape[0] * zoom, picture.shape[1] * zoom)).astype(np.float32)
-    for i in order if on is not None else ():
-        assert on is not None
-        inside = on[i].repeat(zoom, 0).repeat(zoom, 1)
+    for i, mask in () if on is None else ((i, on[i]) for i in order):
+        inside = mask.repeat(zoom, 0).repeat(zoom, 1)
         canvas[inside] = (1 - _OPACITY) * canvas[inside] + _OPACITY * colours[label[i]]
         canvas[inside & _borders(inside)] = colours[label[i]]
     drawn = Image.fromarray(canvas.round().astype(np.uint8))
@@ -144,9 +136,6 @@ def draw_detections(
         pen.rectangle((x, y, x + wide, y + tall), fill=colour)
         pen.text((x + 4 - left, y + 3 - top), text, fill=_INK, font=font)
     return np.asarray(drawn)
-
-
-# ------------------------------------------------------------------------------------------------------------- helpers
 
 
 def _zoom(picture: np.ndarray, side: int) -> int:

@@ -18,8 +18,6 @@ from hyptree.explore.draw.style import FONT, HALO, INK, INSIDE, NEUTRAL, PALETTE
 from hyptree.tree import Tree
 from hyptree.tree.drawing import children_above, drawn_points
 
-__all__ = ["branch_colors", "draw_disk", "move_script", "svg_disk"]
-
 SIZE, RADIUS = 1000, 395  # of the SVG: the square, and the disk inside it; names of leaves need the rest
 DISK_SCRIPT = read_beside(__file__, "disk.js")
 SMALLEST = 5.0  # a name that would be smaller than this, in pixels of the SVG, is left out
@@ -36,9 +34,8 @@ def branch_colors(tree: Tree) -> list[str]:
 
 def _dot(tree: Tree, node: int) -> float:
     """Radius of a node's dot, in pixels of the SVG."""
-    if tree.depth[node] == 0:
-        return 8.0
-    return 3.2 if tree.is_leaf[node] else max(4.5, 7.5 - 1.3 * (tree.depth[node] - 1))
+    inner = 3.2 if tree.is_leaf[node] else max(4.5, 7.5 - 1.3 * (tree.depth[node] - 1))
+    return inner if tree.depth[node] else 8.0
 
 
 def _svg_names(tree: Tree, points: np.ndarray, flat: bool, order: Sequence[int] | None) -> str:
@@ -134,10 +131,19 @@ def svg_disk(
     share = np.log1p(tree.num_leaves_below) / np.log1p(max(tree.num_leaves, 2))
     spare = 0 if names is True else SIZE // 2 - RADIUS - 10  # room for names
     side = SIZE - 2 * spare
+    moving = {
+        "parent": tree.parent.tolist(),
+        "leaf": tree.is_leaf.astype(int).tolist(),
+        "depth": tree.depth.tolist(),
+        "points": np.round(points, 8).tolist(),
+        "size": SIZE,
+        "radius": RADIUS,
+        "smallest": SMALLEST,
+    }
     parts = [
         f'<svg class="disk" xmlns="http://www.w3.org/2000/svg" viewBox="{spare} {spare} {side} {side}" role="img" '
         f'aria-label="a tree of {tree.num_nodes} nodes on the {"plane" if flat else "Poincaré disk"}" '
-        f"{FONT}" + (f" data-tree='{_moving_data(tree, points)}'>" if move else ">")
+        f"{FONT}" + (f" data-tree='{json.dumps(moving, separators=(',', ':'))}'>" if move else ">")
     ]
     if not flat:
         middle = SIZE / 2
@@ -166,27 +172,7 @@ def move_script() -> str:
     return DISK_SCRIPT + read_beside(__file__, "move.js")
 
 
-def _moving_data(tree: Tree, points: np.ndarray) -> str:
-    return json.dumps(
-        {
-            "parent": tree.parent.tolist(),
-            "leaf": tree.is_leaf.astype(int).tolist(),
-            "depth": tree.depth.tolist(),
-            "points": np.round(points, 8).tolist(),
-            "size": SIZE,
-            "radius": RADIUS,
-            "smallest": SMALLEST,
-        },
-        separators=(",", ":"),
-    )
-
-
 def draw_disk(tree: Tree, points: Any, path: Path | str, *, dpi: int = 140) -> None:
-    """Writes the picture as a file (.png, .pdf): ``tree.draw`` with every name and the colours of :func:`svg_disk`.
-
-    Args:
-        points: (n, 2) points of the unit disk (curvature -1).
-        dpi: dots per inch of a square of 8 inches.
-    """
-    rgb = [[int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)] for color in branch_colors(tree)]
-    tree.draw(path, layout=points, color=np.array(rgb), names=True, dpi=dpi)
+    """Writes the picture as a file (.png, .pdf): ``tree.draw`` with every name and the colours of :func:`svg_disk`."""
+    rgb = np.array([list(bytes.fromhex(color[1:])) for color in branch_colors(tree)]) / 255
+    tree.draw(path, layout=points, color=rgb, names=True, dpi=dpi)

@@ -61,11 +61,8 @@ def plot_tree_maps(image: Any, out: Any, b: int = 0) -> Figure:
 
     Args:
         image: the picture as the model saw it, before it was normalised: path, PIL image, or uint8 array or tensor.
-        out: ``HiMapperOutput`` with maps.
-        b: which picture of the batch.
     """
     require("matplotlib", "plot")
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     picture = read_picture(image)
@@ -87,9 +84,7 @@ def plot_tree_maps(image: Any, out: Any, b: int = 0) -> Figure:
     left = (width - trees_per_row * per_root * LEAF) / 2
     foot, between = 0.6, 0.16
     row_height = sum(drop) + between
-    figure = Figure(facecolor="white")
-    ax = figure.add_axes((0, 0, 1, 1))  # for places in inches from its upper left corner
-    ax.set_axis_off()
+    figure, ax = _empty_page()
     head = _heading(ax, picture, width, "Where the nodes of the tree look", MAPS_SAY, alarm)
     height = head + num_rows * row_height + foot
     _fit_page(ax, width, height)
@@ -157,6 +152,17 @@ def _scales(ax: Axes, left: float, top: float, width: float, tallest: Sequence[f
         ax.text(x, top + 0.17, text, fontsize=7.5, color=SOFT, va="top")
 
 
+def _empty_page() -> tuple[Figure, Axes]:
+    """A new figure, and axes for places in inches from its upper left corner."""
+    require("matplotlib", "plot")
+    from matplotlib.figure import Figure
+
+    figure = Figure(facecolor="white")
+    ax = figure.add_axes((0, 0, 1, 1))
+    ax.set_axis_off()
+    return figure, ax
+
+
 def _fit_page(ax: Axes, width: float, height: float) -> None:
     """Gives the figure its size in inches, once it is known what is on it."""
     ax.get_figure(root=True).set_size_inches(width, height)  # type: ignore[union-attr]
@@ -193,24 +199,14 @@ def plot_assignment(image: Any, out: Any, b: int = 0) -> Figure:
     """The picture with every patch in the colour of the node that looks at it most, level by level.
 
     A tree of the forest has a hue, its nodes have shades of it: siblings look alike, and the levels can be compared.
-
-    Args:
-        image: the picture as the model saw it, before it was normalised.
-        out: ``HiMapperOutput`` with maps.
-        b: which picture of the batch.
     """
-    require("matplotlib", "plot")
-    from matplotlib.figure import Figure
-
     picture = read_picture(image)
     nodes = read_nodes(out, b)
     maps, numbers, colours = nodes.need_maps(), nodes.level_maps(), node_colours(nodes.sizes)
     aspect = picture.shape[0] / picture.shape[1]
     side = 2.5
     width = (side + 0.15) * (len(maps) + 1) + 0.15
-    figure = Figure(facecolor="white")
-    ax = figure.add_axes((0, 0, 1, 1))  # for places in inches from its upper left corner
-    ax.set_axis_off()
+    figure, ax = _empty_page()
     panels = [("the picture", picture)]
     for k in reversed(range(len(maps))):
         winner = maps[k].argmax(0)
@@ -257,10 +253,6 @@ def plot_poincare(out: Any, b: int = 0) -> Figure:
     Tangent vectors at the origin are flattened on their first two principal axes and brought back to their own
     length, so the distance of a node from the centre is its true hyperbolic radius and its angle is a projection.
     Exact where the space has two dimensions. A model with ``geometry="euclidean"`` is drawn on the plane.
-
-    Args:
-        out: ``HiMapperOutput``; maps are not needed.
-        b: which picture of the batch.
     """
     require("matplotlib", "plot")
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -17,8 +17,6 @@ from hyptree.explore.draw.style import FLOOR, FONT, INK, PALETTE, RIM, SOFT, hin
 from hyptree.tree import Tree
 from hyptree.tree.drawing import shortened
 
-__all__ = ["Branch", "LatentTree", "branches", "disk_of", "svg_dendrogram", "svg_tree_disk"]
-
 WIDTH, THUMB, GAP = 1000, 46, 4
 CLASS_END, ATTRIBUTE_END = 170, 320
 """Where names of classes and of attributes end, in pixels of the SVG; pictures follow."""
@@ -28,19 +26,16 @@ ROOT = "all classes"
 
 @dataclass(frozen=True)
 class LatentTree:
-    """What ``LatentHierarchyHead.to_tree`` gave, and the pictures in it.
-
-    Attributes:
-        tree: classes have height 2, attributes 1, pictures 0.
-        thumbnails: (H, W, 3) uint8, one per picture, or none at all.
-        labels: class of each picture as a node of the tree, where it is known, or none at all.
-        caption: where the head comes from, one sentence.
-    """
+    """What ``LatentHierarchyHead.to_tree`` gave, and the pictures in it."""
 
     tree: Tree
+    """Classes have height 2, attributes 1, pictures 0."""
     thumbnails: Sequence[np.ndarray] = ()
-    labels: Sequence[int | None] = field(default=())
+    """(H, W, 3) uint8, one per picture, or none at all."""
+    labels: Sequence[int | None] = ()
+    """Class of each picture as a node of the tree, where it is known, or none at all."""
     caption: str = ""
+    """Where the head comes from, one sentence."""
 
     def __post_init__(self) -> None:
         count = len(self.pictures)
@@ -48,32 +43,16 @@ class LatentTree:
             if len(getattr(self, name)) not in (0, count):
                 raise ValueError(f"the tree has {count} pictures, got {len(getattr(self, name))} {name}")
 
-    @property
-    def classes(self) -> np.ndarray:
-        """Nodes of the classes."""
-        return np.flatnonzero(self.tree.height == 2)
-
-    @property
-    def attributes(self) -> np.ndarray:
-        """Nodes of the attributes."""
-        return np.flatnonzero(self.tree.height == 1)
-
-    @property
-    def pictures(self) -> np.ndarray:
-        """Nodes of the pictures."""
-        return np.flatnonzero(self.tree.height == 0)
+    # Nodes of each kind.
+    classes = property(lambda self: np.flatnonzero(self.tree.height == 2))
+    attributes = property(lambda self: np.flatnonzero(self.tree.height == 1))
+    pictures = property(lambda self: np.flatnonzero(self.tree.height == 0))
 
     def is_right(self, picture: int) -> bool | None:
         """Whether picture number ``picture`` hangs under its own class; None where that is not known."""
         if not len(self.labels) or self.labels[picture] is None:
             return None
         return int(self.tree.ancestors(int(self.pictures[picture]))[-1]) == self.labels[picture]
-
-    @property
-    def right(self) -> tuple[int, int]:
-        """Pictures under their own class, and pictures whose class is known."""
-        known = [self.is_right(i) for i in range(len(self.pictures))]
-        return known.count(True), len(known) - known.count(None)
 
 
 @dataclass(frozen=True)
@@ -194,7 +173,8 @@ def dendrogram_caption(latent: LatentTree) -> str:
     """What there is to see, with its numbers."""
     empty = [node for node in latent.classes.tolist() if not latent.tree.num_children[node]]
     unused = sum(not branch.pictures for branch in branches(latent))
-    right, known = latent.right
+    is_right = [latent.is_right(i) for i in range(len(latent.pictures))]
+    right, known = is_right.count(True), len(is_right) - is_right.count(None)
     parts = [
         f"{len(latent.classes)} classes, {len(latent.attributes)} learned attributes, {len(latent.pictures)} pictures; "
         "an attribute hangs under its nearest class, a picture under its nearest attribute, by hyperbolic distance."

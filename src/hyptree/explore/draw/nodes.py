@@ -14,8 +14,6 @@ from hyptree.explore.draw.style import PALETTE
 from hyptree.tree import Tree
 from hyptree.tree.arrays import as_array
 
-__all__ = ["LevelMaps", "Nodes", "even_warning", "forest", "mean_maps", "node_colours", "read_nodes"]
-
 NEARLY_EVEN = 0.1
 """Maps closer to the even one than this (total variation, 0 to 1) say next to nothing about the picture."""
 
@@ -120,7 +118,7 @@ def node_colours(sizes: Sequence[int]) -> list[np.ndarray]:
     """
     num_roots, num_leaves = sizes[-1], sizes[0]
     if num_roots <= len(PALETTE):
-        base = np.array([[int(name[k : k + 2], 16) / 255 for k in (1, 3, 5)] for name in PALETTE[:num_roots]])
+        base = np.array([list(bytes.fromhex(name[1:])) for name in PALETTE[:num_roots]]) / 255
     else:
         base = np.array([colorsys.hls_to_rgb(k / num_roots, 0.45, 0.55) for k in range(num_roots)])
     below = num_leaves // num_roots

@@ -49,32 +49,28 @@ INWARD = "#d1242f"
 
 @dataclass(frozen=True)
 class RadialPicture:
-    """Captions around the root, each once.
-
-    Attributes:
-        captions: n distinct texts. level: (n,) from 0, the first level at which each stands.
-        radius: (n,) true distance from the root. angle: (n,) drawn direction, in radians.
-        lines: (m, 2) general and specific caption of each step of a chain.
-        num_levels: of the chains. geometry: in which distances are measured.
-        tau, tau_words: mean Kendall's tau (ties count as no order) of distance and of word count along all chains.
-        num_chains, num_shown: measured, and drawn.
-        kept: share of the variance of directions that the plane of the picture keeps.
-        agreement: Spearman's correlation of true and drawn angles between captions; NaN for fewer than three.
-    """
+    """Captions around the root, each once."""
 
     captions: tuple[str, ...]
     level: np.ndarray
+    """(n,) from 0, the first level at which each stands."""
     radius: np.ndarray
+    """(n,) true distance from the root."""
     angle: np.ndarray
+    """(n,) drawn direction, in radians."""
     lines: np.ndarray
+    """(m, 2) general and specific caption of each step of a chain."""
     num_levels: int
     geometry: str
     tau: float
+    """Mean Kendall's tau (ties count as no order) of distance along all chains, and ``tau_words`` of word count."""
     tau_words: float
     num_chains: int
     num_shown: int
     kept: float
+    """Share of the variance of directions that the plane of the picture keeps."""
     agreement: float
+    """Spearman's correlation of true and drawn angles between captions; NaN for fewer than three."""
 
     @property
     def title(self) -> str:
@@ -105,12 +101,9 @@ class RadialPicture:
 
 
 def radial_picture(texts: Texts, chains: Sequence[Sequence[str]]) -> RadialPicture:
-    """Where the captions of chains lie around the root.
+    """Where the captions of chains, from general to specific and all with as many levels, lie around the root.
 
-    Args:
-        texts: the encoder's texts, see ``hyptree.vlm.radial.suites.Texts``.
-        chains: captions from general to specific, all with as many levels. The first ones that differ are drawn, as
-            many as have about 90 captions together; tau is that of all.
+    The first chains that differ are drawn, as many as have about 90 captions together; tau is that of all.
     """
     from hyptree.vlm.radial.order import length_baselines, order_of_levels
 

@@ -19,8 +19,6 @@ from hyptree.models.clusters import BlockClusters
 from hyptree.tree import Tree
 from hyptree.tree.layout import main_axes, on_disk
 
-__all__ = ["Answer", "Scene", "class_path", "disk_points", "explorer_html"]
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -112,7 +110,10 @@ def explorer_html(scenes: Sequence[Scene], region_names: Sequence[str] = ()) -> 
                 "src": data_url(shown),
                 "alt": f"{scene.name}, {scene.picture.shape[1]} by {scene.picture.shape[0]} pixels",
                 "answer": answer_html(scene.answer),
-                "layers": [[_pack(tree, scene) for tree in trees] for trees in _trees(scene.clusters)],
+                "layers": [
+                    [_pack(stages_tree(scene.clusters), scene)],  # over all stages, then those of every block and head
+                    *([_pack(block_tree(one, k), scene) for k in range(one.num_heads)] for one in scene.clusters),
+                ],
             }
         )
     block = choose_block(scenes[0].clusters, None, None)
@@ -124,9 +125,10 @@ def explorer_html(scenes: Sequence[Scene], region_names: Sequence[str] = ()) -> 
         "start": [start, choose_head(block, None)],
     }
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    marks = {None: "", True: "right", False: "wrong"}
     thumbnails = "".join(
         f'<button type="button" data-image="{k}" aria-pressed="{"true" if k == 0 else "false"}" '
-        f'class="{_mark(scene)}" title="{escape(scene.name, quote=True)}">'
+        f'class="{marks[scene.answer.is_right if scene.answer else None]}" title="{escape(scene.name, quote=True)}">'
         f"{img(scene.picture, scene.name, 80)}</button>"
         for k, scene in enumerate(scenes)
     )
@@ -154,11 +156,6 @@ def explorer_html(scenes: Sequence[Scene], region_names: Sequence[str] = ()) -> 
         "<noscript><p>Switch JavaScript on to explore the clusters. Nothing is loaded from elsewhere.</p></noscript>"
         f'<script type="application/json" id="explorer-data">{text}</script></div>'
     )
-
-
-def _mark(scene: Scene) -> str:
-    right = scene.answer.is_right if scene.answer else None
-    return "" if right is None else ("right" if right else "wrong")
 
 
 def answer_html(answer: Answer | None) -> str:
@@ -225,11 +222,6 @@ def _layers(clusters: Sequence[BlockClusters]) -> list[dict[str, Any]]:
             }
         )
     return layers
-
-
-def _trees(clusters: Sequence[BlockClusters]) -> list[list[Tree]]:
-    """The tree over all stages, then those of every block and head."""
-    return [[stages_tree(clusters)], *([block_tree(one, head) for head in range(one.num_heads)] for one in clusters)]
 
 
 def _pack(tree: Tree, scene: Scene) -> dict[str, Any]:

@@ -11,7 +11,7 @@ count, angles beside cosines.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ import numpy as np
 from hyptree import __version__
 from hyptree.data.hierarchies.hierarcaps import Chain
 from hyptree.data.pictures.single import fit
-from hyptree.errors import UserError, as_user_error
+from hyptree.errors import UserError
 from hyptree.explore.draw import charts
 from hyptree.explore.draw.latent_tree import LatentTree, dendrogram_caption, svg_dendrogram, svg_tree_disk
 from hyptree.explore.draw.radial import radial_picture, same_levels, svg_radial
@@ -31,8 +31,6 @@ from hyptree.explore.pages.page import Html, Section, cards, chart, page, table
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.hyperlex import WordPair
     from hyptree.vlm.radial.suites import Texts
-
-__all__ = ["EncodedPicture", "write"]
 
 NUM_WORLD_CHAINS = 500
 
@@ -63,7 +61,7 @@ def write(
         says: a sentence more below the title.
         random_init: the weights are random: the page says so in red.
     """
-    from hyptree.vlm.radial.suites import Texts
+    from hyptree.vlm.radial.suites import Texts, chain_angles, chain_order, graded_entailment
 
     if chains is None:
         from hyptree.data.world import World
@@ -71,22 +69,21 @@ def write(
 
         words = captions_of(World("val", num_images=NUM_WORLD_CHAINS))
         chains = [Chain(captions, wrong) for captions, wrong in words]
-    own = getattr(encoder, "curvature", None)
-    geometry = geometry or ("chord" if own is None else "lorentz")
-    c = 1.0 if own is None else float(own)
-    with as_user_error():
-        texts = Texts(getattr(encoder, "encode_text", encoder), geometry, c, own_c=own)
-        texts.distance([""])  # an unknown geometry is told before the work
-    name = getattr(encoder, "name", getattr(encoder, "__name__", type(encoder).__name__))
-    report = measured(texts, name, chains, pairs) if report is None else report
+    texts = Texts.of(encoder, geometry)
     captions = [chain.captions for chain in chains]
+    same_levels(captions)
+    order, lexical = chain_order(texts, captions), graded_entailment(texts, pairs) if len(pairs) else {}
+    if report is None:
+        has_negatives = all(len(chain.negatives) == len(chain.captions) for chain in chains)
+        suites = {"chains of captions": order | ({"angles": chain_angles(texts, chains)} if has_negatives else {})}
+        report = texts.about() | {"suites": suites | ({"hyperlex": lexical} if len(pairs) else {})}
     radial = radial_picture(texts, captions)
     distance = texts.distance([caption for chain in captions for caption in chain]).double().numpy()
     distance = distance.reshape(len(chains), -1)
     alarm = '<p class="warned"><b>Random weights.</b> Nothing here was learned; read it as a control.</p>'
     sections = [
         *([Section("", alarm)] if random_init else []),
-        Section("", cards_html(captions, distance, texts, pairs)),
+        Section("", cards_html(order, lexical, captions)),
         Section(
             "Captions around the root",
             f"<p><b>{escape(radial.title)}.</b> A long caption is mostly a specific one, so the number of its words "
@@ -107,32 +104,11 @@ def write(
         sections.append(Section("Is X a type of Y?", hyperlex_html(texts, pairs)))
     sections.append(Section("All numbers, with their baselines", tables_html(report)))
     lead = (
-        f"{name}: embeddings of {texts.root.shape[0]} numbers. General texts should lie near the root, the embedding "
+        f"{texts.name}: embeddings of {len(texts.root)} numbers. General texts should lie near the root, the embedding "
         f"of the empty text, and specific ones straight behind them. {says}"
     )
     footer = f"hyptree {__version__}. Written by hyptree explain."
     return page(out, "The hierarchy in an encoder", lead.strip(), sections, style=STYLE, footer=footer)
-
-
-def measured(texts: Texts, name: str, chains: Sequence[Chain], pairs: Sequence[WordPair] = ()) -> dict[str, Any]:
-    """The report of what a page shows, by the measures of ``hierarchy_report``."""
-    from hyptree.vlm.radial.suites import chain_angles, chain_order, graded_entailment
-
-    same_levels([chain.captions for chain in chains])
-    order = chain_order(texts, [chain.captions for chain in chains])
-    if all(len(chain.negatives) == len(chain.captions) for chain in chains):
-        order["angles"] = chain_angles(texts, chains)
-    suites: dict[str, Any] = {"chains of captions": order}
-    if len(pairs):
-        suites["hyperlex"] = graded_entailment(texts, pairs)
-    return {
-        "encoder": name,
-        "width": len(texts.root),
-        "geometry": texts.geometry,
-        "curvature": texts.c if texts.geometry == "lorentz" else None,
-        "root_norm": float(texts.root.norm()),
-        "suites": suites,
-    }
 
 
 STYLE = read_beside(__file__, "encoder.css")
@@ -140,30 +116,22 @@ STYLE = read_beside(__file__, "encoder.css")
 
 @dataclass(frozen=True)
 class EncodedPicture:
-    """A picture to find captions for.
-
-    Attributes:
-        picture: (H, W, 3) uint8. name: what the page calls it.
-        true: captions that are true of it, where that is known.
-    """
+    """A picture (H, W, 3) uint8 to find captions for, and those that are true of it, where that is known."""
 
     picture: np.ndarray
     name: str
-    true: frozenset[str] = field(default=frozenset())
+    true: frozenset[str] = frozenset()
 
 
-def cards_html(captions: Sequence[Sequence[str]], distance: np.ndarray, texts: Texts, pairs: Sequence[WordPair]) -> str:
+def cards_html(order: Mapping[str, Any], lexical: Mapping[str, Any], captions: Sequence[Sequence[str]]) -> str:
     """The first numbers, each with its baseline below."""
-    from hyptree.vlm.radial.order import length_baselines, order_of_levels
-    from hyptree.vlm.radial.suites import graded_entailment
-
-    mine, words = order_of_levels(distance), length_baselines(captions)["words"]
+    mine, words = order["tau_d"], order["baselines"]["words"]
     shown = [
-        ("order of chains, tau_d", f"{mine.tau_a:.3f}", f"word count alone {words.tau_a:.3f}"),
-        ("order of levels 1 and 2", f"{mine.first_two:.3f}", f"word count alone {words.first_two:.3f}"),
+        ("order of chains, tau_d", f"{mine['tau_a']:.3f}", f"word count alone {words['tau_a']:.3f}"),
+        ("order of levels 1 and 2", f"{mine['first_two']:.3f}", f"word count alone {words['first_two']:.3f}"),
     ]
-    if len(pairs) and (lexical := graded_entailment(texts, pairs).get("all")):
-        shown.append(("HyperLex, rho of the angle", f"{lexical['angle']:.3f}", f"cosine {lexical['cosine']:.3f}"))
+    if rho := lexical.get("all"):
+        shown.append(("HyperLex, rho of the angle", f"{rho['angle']:.3f}", f"cosine {rho['cosine']:.3f}"))
     shown.append(("chains", str(len(captions)), f"of {len(captions[0])} levels"))
     return cards({title: Html(f"{value}<small>{beside}</small>") for title, value, beside in shown})
 

@@ -6,16 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hyptree.data.hierarchies.hierarcaps import Chain, read_hierarcaps
 from hyptree.errors import UserError, as_user_error
 from hyptree.explore.draw.latent_tree import LatentTree
 from hyptree.explore.draw.radial import same_levels
 from hyptree.explore.pages.encoder_page import EncodedPicture, write
 from hyptree.explore.pages.run_pictures import world_pictures as drawn
-
-__all__ = ["page_of_encoder", "read_texts", "world_pictures"]
 
 NUM_LOOKED = 8
 """Pictures of the world for which captions are looked up."""
@@ -138,10 +134,11 @@ def head_latent(encoder: Any, run: Path, looked: Sequence[EncodedPicture]) -> La
 
     By default validation pictures of the run's own data, of classes that it learned.
     """
+    import torch
+
     from hyptree.data.build import build_dataset
     from hyptree.vlm.encoders.features import labels_of
-    from hyptree.vlm.lathadapter.fewshot import build_host
-    from hyptree.vlm.lathadapter.head_file import load_head
+    from hyptree.vlm.lathadapter.fewshot import build_host, load_head
 
     head, learned, about = load_head(run, encoder)
     settings = about["settings"]
@@ -160,24 +157,9 @@ def head_latent(encoder: Any, run: Path, looked: Sequence[EncodedPicture]) -> La
         pictures = [sample.image.permute(1, 2, 0).numpy() for sample in samples]
         names = [sample.captions[2] if sample.captions else sample.id for sample in samples]
         labels = [int(sample.label or 0) for sample in samples]
-    return _latent(encoder, head, host, about["classes"], pictures, names, labels, says)
-
-
-def _latent(
-    encoder: Any,
-    head: Any,
-    host: Any,
-    classes: Sequence[str],
-    pictures: Sequence[np.ndarray],
-    names: Sequence[str],
-    labels: Sequence[int],
-    says: str,
-) -> LatentTree:
-    import torch
-
     with torch.no_grad():
         takes_pixels = hasattr(host, "to_image")
-        inputs = encoder.preprocess(list(pictures)).to(encoder.device) if takes_pixels else list(pictures)
-        images = host.image_features(inputs if takes_pixels else encoder.encode_images(inputs)).float()
-        tree = head.to_tree(host.text_features(classes).to(images), images, list(classes), list(names))
-    return LatentTree(tree, list(pictures), labels, says)
+        inputs = encoder.preprocess(pictures).to(encoder.device) if takes_pixels else encoder.encode_images(pictures)
+        images = host.image_features(inputs).float()
+        tree = head.to_tree(host.text_features(about["classes"]).to(images), images, about["classes"], names)
+    return LatentTree(tree, pictures, labels, says)

@@ -21,8 +21,6 @@ from hyptree.tree.layout import flat_points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["STYLE", "even_maps", "find_himapper", "mapper_sections", "without_tree"]
-
 DPI = 110
 DARK = {"white": "#181c26", INK: "#e8eaf1", SOFT: "#9aa2b5", ALARM: "#ff9b66"}
 """Colours of the figures' ground and text where the page is dark, as page.css has them."""
@@ -63,12 +61,10 @@ def _mean_levels(out: Any) -> list[LevelMaps]:
 
 
 def mapper_sections(scenes: Sequence[Scene], out: Any, metrics: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
-    """Sections of a page: every picture with its maps, patches and disk; the numbers; the curves of the log.
+    """Sections of a page: every picture of a batch with its maps, patches and disk; the numbers; the curves of the log.
 
     Args:
-        scenes: the pictures of the batch, in its order; their clusters are not looked at.
-        out: ``HiMapperOutput`` of that batch, with maps.
-        metrics: rows of metrics.jsonl.
+        out: ``HiMapperOutput`` of the batch, with maps.
     """
     require("matplotlib", "plot")
     levels = _mean_levels(out)
@@ -90,12 +86,10 @@ def mapper_sections(scenes: Sequence[Scene], out: Any, metrics: Sequence[Mapping
         )
         for one in reversed(levels)
     ]
-    sections.append(
-        Section(
-            "The tree in numbers",
-            f'<div class="card">{table(head, cells)}</div><p class="note">{NUMBERS_SAY}</p>{_stats_html(out.stats)}',
-        )
-    )
+    numbers = f'<div class="card">{table(head, cells)}</div><p class="note">{NUMBERS_SAY}</p>'
+    stats = {title: f"{float(out.stats[name]):{form}}" for name, title, _, form in STATS if name in out.stats}
+    numbers += f'{cards(stats)}<p class="note">{STATS_SAY}</p>' if stats else ""
+    sections.append(Section("The tree in numbers", numbers))
     if charts := stat_curves(metrics):
         sections.append(Section("How its tree came about", f'<div class="charts">{line_charts(charts)}</div>'))
     return sections
@@ -105,11 +99,6 @@ def without_tree(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows of a log without what :func:`mapper_sections` draws of them."""
     drawn = {name for name, *_ in STATS}
     return [{key: value for key, value in row.items() if key not in drawn} for row in metrics]
-
-
-def _stats_html(stats: Mapping[str, Any]) -> str:
-    shown = cards({title: f"{float(stats[name]):{number}}" for name, title, _, number in STATS if name in stats})
-    return f'{shown}<p class="note">{STATS_SAY}</p>' if shown else ""
 
 
 def _picture_html(scene: Scene, out: Any, b: int, is_open: bool) -> str:

@@ -19,8 +19,6 @@ from hyptree.lab.published import compare, with_published
 from hyptree.lab.sweeps.folder import read_config
 from hyptree.lab.sweeps.run_table import read_runs
 
-__all__ = ["lab_page", "lab_sections"]
-
 Row = Mapping[str, Any]
 
 FIGURES = {
@@ -75,12 +73,10 @@ _REGIMES = {
 
 
 def lab_page(runs: Path | str, figures: Mapping[str, Path], path: Path | str | None = None) -> Path:
-    """Writes the page of a sweep and gives its path.
+    """Writes the page of a sweep (its folder or table of runs), ``index.html`` in its folder; gives the path.
 
     Args:
-        runs: folder of a sweep, or its table of runs.
         figures: name to PNG, as :func:`hyptree.lab.figures.drawing.plot` gives them.
-        path: by default ``index.html`` in the folder of the sweep.
     """
     runs = Path(runs)
     folder = runs if runs.is_dir() else runs.parent

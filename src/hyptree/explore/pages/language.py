@@ -21,8 +21,6 @@ from hyptree.explore.pages.page import Section, cards, chart, line_charts, page,
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.lab.figures.panels import Panel, Series
 
-__all__ = ["curvature_section", "language_sections", "write_token_page"]
-
 Numbers = Mapping[str, Any]
 
 VALIDATION = ("perplexity", "bits_per_byte")
@@ -48,15 +46,12 @@ def write_token_page(path: Path, models: Sequence[Numbers]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path.with_suffix(".json"), json.dumps(models, allow_nan=False) + "\n")
     footer = f"hyptree {__version__}. Numbers: {path.stem}.json."
-    return page(path, _title(models), _lead(models), language_sections(*models), style=_STYLE, footer=footer)
+    title = f"Where {models[0]['model']} keeps its tokens"
+    return page(path, title, _lead(models), language_sections(*models), style=_STYLE, footer=footer)
 
 
 def language_sections(*models: Numbers) -> list[Section]:
-    """The parts of the page from the numbers of one model, or of a model and its twin.
-
-    Args:
-        models: as for :func:`write_token_page`.
-    """
+    """The parts of the page from the numbers of one model, or of a model and its twin."""
     sections = [
         Section("", _cards(models[0])),
         Section("Models", _models(models)),
@@ -70,10 +65,6 @@ def language_sections(*models: Numbers) -> list[Section]:
 
 
 # --------------------------------------------------------------------------------------------------------------- texts
-
-
-def _title(models: Sequence[Numbers]) -> str:
-    return f"Where {models[0]['model']} keeps its tokens"
 
 
 def _lead(models: Sequence[Numbers]) -> str:
@@ -214,12 +205,7 @@ MAX_EXPERTS = 8
 
 
 def curvature_section(curves: Mapping[str, Curve]) -> str:
-    """Charts and a table, as HTML.
-
-    Args:
-        curves: ``{"01.3": {"step": [...], "value": [...]}}``, layer and expert, as
-            :func:`hyptree.evaluate.text.token_radii.curvatures` gives it.
-    """
+    """Charts and a table, as HTML, of what :func:`hyptree.evaluate.text.token_radii.curvatures` gives."""
     layers: dict[int, dict[int, Curve]] = {}
     for name, curve in curves.items():
         first, _, second = name.partition(".")

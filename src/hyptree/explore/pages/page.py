@@ -13,8 +13,6 @@ from hyptree.explore.draw.style import read_beside
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.lab.figures.panels import Panel
 
-__all__ = ["Html", "Section", "cards", "chart", "image", "line_charts", "page", "table"]
-
 STYLE = read_beside(__file__, "page.css")
 """Of every page, in light and in dark."""
 
@@ -37,15 +35,7 @@ def page(
     style: str = "",
     footer: str = "",
 ) -> Path:
-    """Writes a self-contained page and gives its path.
-
-    Args:
-        title: plain text. lead: a sentence or two below it, plain text.
-        sections: what the page shows, in order.
-        script: JavaScript put at the end of the page.
-        style: CSS of what only this page shows.
-        footer: plain text.
-    """
+    """Writes a self-contained page and gives its path. Title, lead (a sentence or two) and footer are plain text."""
     body = "".join(
         f"<section>{f'<h2>{escape(part.title)}</h2>' if part.title else ''}{part.html}</section>" for part in sections
     )

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyptree import tables
-from hyptree.explore.draw import dendrogram, reduced_pictures
-from hyptree.explore.draw.reduced_pictures import Shown, picture_html, strip
+from hyptree.explore.draw.reduced_pictures import SCRIPT, STYLE, Shown, picture_html, strip
 from hyptree.explore.draw.style import PALETTE
 from hyptree.explore.pages.page import Section, image, page, table
 from hyptree.files import write_text
@@ -22,8 +21,6 @@ from hyptree.tables import aligned
 
 if TYPE_CHECKING:
     from hyptree.evaluate.tokens.reduction_rows import Results, Row
-
-__all__ = ["pareto_front", "table_rows", "text_table", "to_csv", "write_page", "write_plot", "write_report"]
 
 NOTE = (
     "Tokens: patches that are left after each of the layers. GFLOPs: of one picture, two per multiply-add (papers "
@@ -133,11 +130,10 @@ def write_page(path: Path, results: Results, shown: Sequence[Shown] = (), plot: 
     """One HTML file with the table, the plot, the merged patches of every layer and the dendrograms."""
     head, cells = table_rows(results)
     about = results.about
-    best = _best_row(results)
-    lines = [*about["notes"], NOTE]
-    if best is not None:
+    lines, kinds = [*about["notes"], NOTE], {}
+    if fast := [row for row in results.rows if row.top1 is not None and row.speedup >= 1.5]:
         lines.append("In bold: the most accurate row that is at least 1.5 times as fast as the plain model.")
-    kinds = {} if best is None else {best: "best"}
+        kinds = {results.rows.index(max(fast, key=lambda row: row.top1 or 0.0)): "best"}
     notes = "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
     sections = [Section("Numbers", table(head, cells, kinds) + notes)]
     if plot is not None:
@@ -153,13 +149,7 @@ def write_page(path: Path, results: Results, shown: Sequence[Shown] = (), plot: 
         "Fewer tokens",
         lead,
         sections,
-        script=dendrogram.SCRIPT if any(one.trees for one in shown) else "",
-        style=reduced_pictures.STYLE,
+        script=SCRIPT if any(one.trees for one in shown) else "",
+        style=STYLE,
         footer=" ".join(results.machine) + " Written by hyptree reduce.",
     )
-
-
-def _best_row(results: Results) -> int | None:
-    """The most accurate row that is at least 1.5 times as fast as the plain model."""
-    fast = [row for row in results.rows if row.top1 is not None and row.speedup >= 1.5]
-    return results.rows.index(max(fast, key=lambda row: row.top1 or 0.0)) if fast else None

@@ -20,8 +20,6 @@ from hyptree.explore.draw.style import img, read_beside
 from hyptree.explore.pages.page import Html, Section, cards, line_charts, page, table
 from hyptree.tree import Tree
 
-__all__ = ["Answers", "PageRecord", "run_page"]
-
 
 @dataclass(frozen=True)
 class Answers:

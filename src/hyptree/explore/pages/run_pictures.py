@@ -21,11 +21,11 @@ from hyptree.tree import Tree
 if TYPE_CHECKING:
     from hyptree.data.settings import DataSettings
 
-__all__ = ["Subject", "classify_all", "page_of_pictures", "page_of_run"]
-
 BATCH = 256
 SHOWN_PIXELS = 256
 """Pictures of the built-in world are drawn again at this size, to be looked at."""
+MOST = 2000
+"""Pictures of a set that are looked at."""
 
 
 @dataclass
@@ -183,12 +183,9 @@ def page_of_run(
     num_measured: int = 32,
     footer: str = "Written by hyptree explain.",
 ) -> tuple[Path, dict[str, float]]:
-    """The page of a run on the validation pictures of its own data, and the numbers at its top.
+    """The page of a run on validation pictures of its own data, and the numbers at its top.
 
-    Args:
-        subject: the run's model.
-        num_pictures: pictures of the explorer.
-        num_measured: pictures whose clusters are measured against masks, where the data has masks.
+    Of ``num_measured`` pictures clusters are measured against masks, where the data has masks.
     """
     from hyptree.data.build import build_dataset
     from hyptree.runs import RunFolder
@@ -196,7 +193,8 @@ def page_of_run(
     subject.require_clusters()
     assert subject.data is not None
     dataset = build_dataset(subject.data, "val")
-    places = _spread(len(dataset))
+    # Of very many pictures some, evenly from end to end: sets on disk are in the order of classes.
+    places = np.linspace(0, len(dataset) - 1, min(len(dataset), MOST)).round().astype(np.int64)
     pictures, labels = _pictures_at(dataset, places, subject)
     numbers: dict[str, float] = {}
     answers = None
@@ -240,15 +238,6 @@ def clock(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-MOST = 2000
-"""Pictures of a set that are looked at."""
-
-
-def _spread(count: int) -> np.ndarray:
-    """Places of all pictures; of very many some, evenly from end to end: sets on disk are in the order of classes."""
-    return np.arange(count) if count <= MOST else np.linspace(0, count - 1, MOST).round().astype(np.int64)
-
-
 def _pictures_at(dataset: Any, places: np.ndarray, subject: Subject) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Pictures (size, size, 3) of the samples at these places, and their labels where all have one."""
     if hasattr(dataset, "images") and hasattr(dataset, "labels"):
@@ -277,10 +266,14 @@ def _scenes(
     p: np.ndarray | None,
     chosen: Sequence[int],
 ) -> tuple[list[Scene], Sequence[str]]:
+    from hyptree.data.world import World
+
     clusters = _clusters(subject, [pictures[i] for i in chosen])
     region_names: Sequence[str] = getattr(dataset, "part_classes", ()) or dataset.semantic_classes
     kind = "parts" if getattr(dataset, "part_classes", ()) else "semantic"
-    shown = _finer(dataset, places[chosen])
+    shown: Sequence[np.ndarray | None] = [None] * len(chosen)
+    if isinstance(dataset, World) and dataset.size < SHOWN_PIXELS:  # which can draw the same scenes in more pixels
+        shown = world_pictures(dataset, places[chosen], SHOWN_PIXELS)
     scenes = []
     for i, own, finer in zip(chosen, clusters, shown, strict=True):
         sample = dataset[int(places[i])]
@@ -294,15 +287,6 @@ def _scenes(
         answer = None if p is None else make_answer(subject, p[i], None if labels is None else int(labels[i]))
         scenes.append(Scene(pictures[i], name, own, answer, regions, finer))
     return scenes, ["background" if name == "none" else name for name in region_names]
-
-
-def _finer(dataset: Any, index: np.ndarray) -> list[np.ndarray] | list[None]:
-    """The same scenes in more pixels, which only the built-in world can draw."""
-    from hyptree.data.world import World
-
-    if not isinstance(dataset, World) or dataset.size >= SHOWN_PIXELS:
-        return [None] * len(index)
-    return world_pictures(dataset, index, SHOWN_PIXELS)
 
 
 def world_pictures(world: Any, index: Any, size: int) -> list[np.ndarray]:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hyptree.evaluate.hierarchy.embedding import Embedding
     from hyptree.geometry import Manifold
 
-__all__ = ["TAXONOMY", "Scores", "demo_tree", "fit", "run", "write_embedding_page"]
-
 TAXONOMY = """
 things
   animals
@@ -175,12 +173,7 @@ def score(tree: Tree, points: Tensor, manifold: Manifold, name: str) -> Scores:
 
 
 def run(out: Path, seed: int = 0) -> None:
-    """Learns the tree in both planes, prints the numbers, writes ``index.html``, ``disk.png`` and ``numbers.json``.
-
-    Args:
-        out: folder, made when absent.
-        seed: same seed, same pictures and numbers.
-    """
+    """Learns the tree in both planes, prints the numbers, writes ``index.html``, ``disk.png`` and ``numbers.json``."""
     require("matplotlib", "plot")  # now, not when the trees are learned
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -307,12 +300,7 @@ _CURVES = ("step", "epoch", "time", "split", "lr", "loss", "map", "cone_map", "c
 def write_embedding_page(
     path: Path, embedding: Embedding, numbers: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
 ) -> Path:
-    """Writes the page and gives its path.
-
-    Args:
-        numbers: what :func:`hyptree.evaluate.hierarchy.embedding.measure` gives.
-        metrics: rows of the run's metrics.jsonl.
-    """
+    """Writes the page, with the numbers of :func:`hyptree.evaluate.hierarchy.embedding.measure`; gives its path."""
     from hyptree.evaluate.hierarchy.embedding import disk_tree
     from hyptree.geometry import Euclidean
 

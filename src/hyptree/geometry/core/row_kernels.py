@@ -10,8 +10,10 @@ What others look into (compilers, transforms, second derivatives) is left to the
 
 from __future__ import annotations
 
+import functools
 import linecache
 import math
+import operator
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.runtime import driver
 
 from hyptree.geometry.core import row_math
 from hyptree.geometry.core.row_trace import Trace, source
@@ -134,6 +137,8 @@ class Plan:
         self, arguments: Sequence[Tensor | float], grads: Sequence[Tensor], needed: tuple[bool, ...]
     ) -> list[Tensor | None]:
         """Gradients of the arguments from those of the results."""
+        if not any(needed):
+            return [None] * len(needed)
         if needed not in self.kernels:
             self.kernels[needed] = self.owner.kernel(self.trace, self.codes, needed)
         kernel = self.kernels[needed]
@@ -219,17 +224,23 @@ class _Kernel:
         if index is not None and index != torch.cuda.current_device():
             with torch.cuda.device(index):
                 return self.launch(tensors, count, numbers)
-        is_aligned = True
-        for x in tensors:
-            if x.data_ptr() % _ALIGNED:
-                is_aligned = False
+        pointers = [x.data_ptr() for x in tensors]
+        is_aligned = functools.reduce(operator.or_, pointers) % _ALIGNED == 0
         place = (index, *[-_INT32 <= number < _INT32 for number in (count, *numbers)])  # of 32 or of 64 bits
         if is_aligned and place in self.compiled:
-            self.compiled[place][programs, 1, 1](*tensors, count, *numbers)
+            # Addresses in place of tensors, about which Triton would ask the driver one by one.
+            self.compiled[place][programs, 1, 1](*pointers, count, *numbers, stream=_stream_of()(index))
             return
         compiled = self.run[programs,](*tensors, count, *numbers, num_warps=self.warps)
         if is_aligned and hasattr(self.run, "device_caches"):  # not the interpreter
             self.compiled[place] = compiled
+
+
+@functools.cache
+def _stream_of() -> Callable[[int], int]:
+    """What gives a device's current stream, as Triton asks for it."""
+    current: Callable[[int], int] = driver.active.get_current_stream
+    return current
 
 
 class _RowFunction(torch.autograd.Function):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.errors import UserError, require, suggest
+from hyptree.errors import UserError, require, require_known
 from hyptree.files import full_disk_is_one_line, write_atomic, write_text
 from hyptree.lab.figures.panels import Panel, Series, to_rows
 from hyptree.lab.figures.sweep_figures import FIGURES
@@ -53,10 +53,7 @@ def plot(
         out: folder; by default ``figures`` in that of the sweep.
         say: draws a sweep that is not finished, too; as for :func:`hyptree.lab.sweeps.run_table.read_runs`.
     """
-    for name in which:
-        if name != "all" and name not in FIGURES:
-            choices = ("all", *FIGURES)
-            raise UserError(f"unknown figure {name!r}; {suggest(name, choices) or 'expected ' + ', '.join(choices)}")
+    require_known("unknown figure {!r}", which, ("all", *FIGURES))
     require("matplotlib", "plot")
     runs = Path(runs)
     rows = read_runs(runs, say)
@@ -101,12 +98,7 @@ def figure_files(stem: Path | str) -> list[Path]:
 
 
 def require_apart(files: Sequence[Path], others: Mapping[str, Path]) -> None:
-    """Refuse to write over files that are something else; ask before any work is done.
-
-    Args:
-        files: what would be written.
-        others: what a file is, in words, to its path.
-    """
+    """Refuse, before any work, to write ``files`` over ``others``, which are what a file is, in words, to its path."""
     for path in files:
         for what, other in others.items():
             if path.resolve() == other.resolve() or (path.exists() and other.exists() and path.samefile(other)):
@@ -114,11 +106,7 @@ def require_apart(files: Sequence[Path], others: Mapping[str, Path]) -> None:
 
 
 def draw_panels(panels: Sequence[Panel], palette: Sequence[str] = ()) -> Figure:
-    """The panels side by side, as a matplotlib figure.
-
-    Args:
-        palette: colours of the series, for those that have no order; by default from dark to light.
-    """
+    """The panels side by side, as a matplotlib figure; a palette is for series without an order."""
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
 
@@ -137,11 +125,7 @@ def draw_panels(panels: Sequence[Panel], palette: Sequence[str] = ()) -> Figure:
 
 
 def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
-    """Draw panels into ``stem.png`` and ``stem.svg``, write their points into ``stem.csv``; gives the three files.
-
-    Args:
-        stem: as for :func:`figure_files`.
-    """
+    """Draw panels into ``stem.png`` and ``stem.svg``, write their points into ``stem.csv``; gives the three files."""
     from matplotlib import rc_context
 
     files, figure = figure_files(stem), draw_panels(panels)

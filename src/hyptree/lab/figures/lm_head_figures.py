@@ -24,9 +24,7 @@ _ENOUGH = 400
 def lm_heads(overlaps: Sequence[LMHeadOverlap], names: Sequence[str], fits: Mapping[str, PowerFit]) -> list[Panel]:
     """Mean squared overlap against 1/m, raw and centred, beside what random directions have; norms of the rows.
 
-    Args:
-        names: how each head is called in the picture.
-        fits: ``raw`` and ``centred`` power laws over the heads; empty where they have one width.
+    ``fits`` are the ``raw`` and ``centred`` power laws over the heads; empty where they have one width.
     """
     panel = Panel("mean squared overlap of rows", "1 / m", "overlap²", log="xy")
     x = [1 / one.m for one in overlaps]

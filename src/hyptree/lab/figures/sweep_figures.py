@@ -23,9 +23,8 @@ from hyptree.lab.figures.panels import (
     pooled,
 )
 from hyptree.lab.fits import best_curvatures
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.published import by_seeds, with_published
-from hyptree.lab.theory import curved_floor, matched_curvature, strong_exponent, weak_exponent, welch_bound
+from hyptree.lab.theory import curved_floor, frequencies, matched_curvature, strong_exponent, weak_exponent, welch_bound
 
 _MOST = 3
 """Settings of a part whose losses are drawn."""
@@ -135,7 +134,9 @@ def _exponent_panel(
     for (_, gamma, _), some in group_by(chosen, "part", "gamma", "density").items():
         name = joined(part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}", density_name(some[0]))
         panel.series.append(fitted(name, some, "alpha", "exponent", "error"))
-    panel.series += published_series(chosen)
+    # What the paper has for these settings, once for each, also where several parts have it.
+    if theirs := list({(fit["alpha"], fit["gamma"]): fit for fit in with_published(chosen)}.values()):
+        panel.series.append(fitted("published", theirs, "alpha", "published", "published_error", "hollow"))
     if regime == "weak":
         for (n,), some in group_by(chosen, "n").items():
             values = dict(sorted((fit["alpha"], fit["theory_finite"]) for fit in some))
@@ -223,13 +224,6 @@ def density(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list
 
 
 # ---- beside the published exponents ----------------------------------------------------------------------------------
-
-
-def published_series(fits: Sequence[Row]) -> list[Series]:
-    """What the paper has for the settings of a panel against alpha; nothing where it has none of them."""
-    # Once per setting, also where several parts have it.
-    chosen = list({(fit["alpha"], fit["gamma"]): fit for fit in with_published(fits)}.values())
-    return [fitted("published", chosen, "alpha", "published", "published_error", "hollow")] if chosen else []
 
 
 def published(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Panel]:

@@ -1,24 +1,25 @@
 """Finds the output head (or the embedding it is tied to) in a checkpoint, and reads it some rows at a time.
 
-Only headers and the wanted rows are read: no model is built, and a head of any size needs the memory of one block.
+Only headers and the wanted rows are read: no model is built, and a head of any size needs the memory of one block. Of a
+sharded model on the Hub only the shard that holds the head is fetched.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hyptree.errors import UserError, suggest
 from hyptree.files import path_inside, read_json, weight_map
-from hyptree.lab.lm_heads.gguf import read_gguf
-from hyptree.lab.lm_heads.hub import HubModel, require_lm_head
-from hyptree.lab.lm_heads.rows import Matrix, loaded, read_safetensors
+from hyptree.lab.lm_heads.rows import Matrix, loaded, read_gguf, read_safetensors
 from hyptree.runs import best_file
 
 HEADS = ("lm_head.weight", "embed_out.weight")
@@ -76,17 +77,19 @@ def find_lm_head(path: Path | str, tensor: str | None = None, allow_pickle: bool
         tensor: its name, or an end of it that no other name has; by default the first of :data:`CANDIDATES` and
             :data:`CLASSIFIERS` that is there.
         allow_pickle: also read torch's older files, by ``weights_only``.
-
-    Raises:
-        UserError: nothing to read, a pickle, a damaged file, or no such tensor.
     """
     text, path = str(path), Path(path)
     if not require_lm_head(path):
-        hub = HubModel(text)
-        names = [name for name in hub.files() if "/" not in name]
-        settings = hub.fetch("config.json").parent if "config.json" in names else None
-        where = {name: Path(file) for name, file in _files_of_tensors(names, hub.fetch, text, is_here=False).items()}
-        return _head(where, tensor, text, lambda file: read_safetensors(hub.fetch(str(file))), settings)
+        # Asked first, and by the one call that does not try for half a minute where there is no network.
+        info = _ask_hub(text, lambda hub: hub.HfApi().model_info(text, timeout=20))
+        names = sorted(one.rfilename for one in info.siblings or () if "/" not in one.rfilename)
+
+        def fetch(name: str) -> Path:
+            return Path(_ask_hub(text, lambda hub: hub.hf_hub_download(text, name)))
+
+        settings = fetch("config.json").parent if "config.json" in names else None
+        where = {name: Path(file) for name, file in _files_of_tensors(names, fetch, text, is_here=False).items()}
+        return _head(where, tensor, text, lambda file: read_safetensors(fetch(str(file))), settings)
     if path.is_dir() and (path / "recipe.yaml").is_file():
         path = best_file(path)
     if path.is_dir() and not any(path.glob("*.safetensors*")) and len(files := sorted(path.glob("*.gguf"))) == 1:
@@ -200,9 +203,8 @@ def _unpickle(path: Path, allowed: bool) -> dict[str, Tensor]:
             f"cannot read {path}: it is damaged, not what torch.save writes, or holds more than tensors, which "
             "weights_only does not open"
         ) from error
-    tensors = (
-        {name: value for name, value in loaded.items() if isinstance(value, Tensor)} if isinstance(loaded, dict) else {}
-    )
+    named = loaded.items() if isinstance(loaded, dict) else ()
+    tensors = {name: value for name, value in named if isinstance(value, Tensor)}
     if not tensors:
         raise UserError(f"{path} holds no tensors by name")
     return tensors
@@ -242,10 +244,7 @@ def _alike(where: Mapping[str, Path] | Sequence[str], most: int = 8) -> str:
 
 def _settings(folder: Path | None) -> dict[str, Any]:
     """What the model's own configuration says; empty where there is none."""
-    path = None if folder is None else folder / "config.json"
-    if path is None or not path.is_file():
-        return {}
-    return read_json(path)
+    return read_json(folder / "config.json") if folder and (folder / "config.json").is_file() else {}
 
 
 def _tied(name: str, declared: Any) -> str:
@@ -258,3 +257,28 @@ def _tied(name: str, declared: Any) -> str:
     if declared is False:
         return "input embedding; the head is another tensor, which is not here"
     return "input embedding, tied" if declared else "input embedding"
+
+
+T = TypeVar("T")
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def require_lm_head(path: Path | str) -> bool:
+    """Whether a head is on this machine; False where the text can only be the name of a model on the Hub.
+
+    A misspelt folder beside others is an error: it must not be looked for on the network.
+    """
+    here, is_file = Path(path).exists(), str(path).endswith((".safetensors", ".gguf"))
+    if not here and (is_file or not _REPO.fullmatch(str(path)) or Path(path).parent.exists()):
+        raise UserError(f"cannot read {path}: no such file or folder")
+    return here
+
+
+def _ask_hub(repo: str, question: Callable[[Any], T]) -> T:
+    """An answer about a model ``org/name``. What was fetched stays in the Hub's own cache."""
+    try:
+        return question(import_module("huggingface_hub"))
+    except Exception as error:  # its own errors, those of its HTTP library, of the disk: all mean "not to be had"
+        text = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{repo} is no file or folder here, and the Hub did not give it: {text}") from error

@@ -304,10 +304,6 @@ def _exact_max(head: LMHead, block: int) -> float:
 
 
 def compare(overlaps: Sequence[LMHeadOverlap], centred: bool = False) -> PowerFit:
-    """How the mean squared overlap falls with width over several heads: exponent 1 is that of random directions.
-
-    Raises:
-        ValueError: fewer than two different widths.
-    """
+    """How the mean squared overlap falls with width over several heads: exponent 1 is that of random directions."""
     name = "mso_centred" if centred else "mso"
     return fit_power([one.m for one in overlaps], [getattr(one, name) for one in overlaps])

@@ -1,4 +1,4 @@
-"""Reads rows of a matrix from a safetensors file, so that no more than they need is ever in memory."""
+"""Reads rows of a matrix from a safetensors or a GGUF file, so that no more than they need is ever in memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hyptree.errors import UserError
+from hyptree.errors import UserError, require
 from hyptree.files import check_weights
 
 DTYPES = {
@@ -48,11 +49,7 @@ def loaded(tensor: Tensor) -> Matrix:
 
 
 def read_safetensors(path: Path | str) -> dict[str, Matrix]:
-    """Every tensor of a safetensors file by name, from its header alone.
-
-    Raises:
-        UserError: no such file, or a damaged one.
-    """
+    """Every tensor of a safetensors file by name, from its header alone."""
     path = Path(path)
     check_weights(path)
     try:
@@ -73,3 +70,31 @@ def _rows(path: Path, name: str, kind: str, start: int, stop: int) -> Tensor:
     # Opened for each block: pages that were looked at count as the program's memory as long as a file is mapped.
     with safe_open(path, "pt") as file:
         return file.get_slice(name)[start:stop].to(torch.float32, copy=True)
+
+
+def read_gguf(path: Path | str) -> dict[str, Matrix]:
+    """Every tensor of a GGUF file by name, from its header alone; their kind is a ``gguf.GGMLQuantizationType``."""
+    path = Path(path)
+    gguf = require("gguf", "lab")
+    try:
+        tensors = gguf.GGUFReader(path).tensors
+    except (ValueError, LookupError, OverflowError, MemoryError) as error:
+        raise UserError(f"{path} is damaged or no GGUF file: {error}") from error
+    return {
+        t.name: Matrix(
+            tuple(map(int, reversed(t.shape))),
+            partial(_gguf_rows, path, t.name, t.tensor_type, t.data_offset, t.data[0].nbytes),
+            t.tensor_type,
+        )
+        for t in tensors
+    }
+
+
+def _gguf_rows(path: Path, name: str, kind: Any, offset: int, row_bytes: int, start: int, stop: int) -> Tensor:
+    """Every row is a whole number of blocks, so rows can be read apart."""
+    data = np.fromfile(path, np.uint8, (stop - start) * row_bytes, offset=offset + start * row_bytes)
+    try:
+        values = require("gguf.quants", "lab").dequantize(data.reshape(stop - start, -1), kind)
+    except NotImplementedError as error:
+        raise UserError(f"{name} in {path} is {kind.name}, which gguf cannot decode") from error
+    return torch.from_numpy(np.array(values, np.float32))

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from hyptree.lab.engine import Engine
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.sweeps.grid import Grid
+from hyptree.lab.theory import frequencies
 
 
 @dataclass(frozen=True)

@@ -75,11 +75,7 @@ def read_part(out: Path, name: str, num_models: int) -> tuple[dict[str, Tensor],
 
 
 def read_complete_parts(out: Path) -> tuple[list[dict[str, Any]], str]:
-    """The rows of all complete parts of a sweep that is not finished, and a line that says what is missing.
-
-    Raises:
-        UserError: no part is complete.
-    """
+    """The rows of all complete parts of a sweep that is not finished, and a line that says what is missing."""
     parts = {grid.name: read_part(out, grid.name, len(grid.models())) for grid in stored_parts(out)}
     rows = {name: part[1]["rows"] for name, part in parts.items() if part is not None}
     missing = ", ".join(name for name, part in parts.items() if part is None)

@@ -50,11 +50,7 @@ BEST_COLUMNS = {
 
 
 def print_fits(lines: list[dict[str, Any]], as_json: bool, best: Sequence[dict[str, Any]] = ()) -> None:
-    """Fits to the output; exponents whose models are not all weak or all strong carry no such label.
-
-    Args:
-        best: those with the best curvature at each width, for people only.
-    """
+    """Fits to the output, for people also those with the best curvature at each width."""
     if as_json:
         print(json.dumps(without_nan(lines)))
         return

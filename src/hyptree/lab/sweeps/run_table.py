@@ -67,9 +67,6 @@ def read_runs(path: Path | str, say: Callable[[str], None] | None = None) -> lis
     Args:
         say: reads a sweep that is not finished as far as its parts are complete, and is called with a line that names
             the others. Without it such a folder is refused: nobody would hear that models are missing.
-
-    Raises:
-        UserError: no table there and no complete part, or not one that a sweep wrote.
     """
     path = Path(path)
     if path.is_dir():

@@ -23,7 +23,7 @@ from hyptree.errors import require_one_of
 from hyptree.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
 from hyptree.nn.cluster.level import Geometry
 from hyptree.nn.cluster.mixer import ClusterAssignment, ClusterMixer
-from hyptree.ops.bare import is_bare
+from hyptree.ops.bare import is_bare, is_free
 from hyptree.ops.gelu_mlp import gelu_mlp
 from hyptree.ops.map_norm import MapNorm
 from hyptree.ops.windows import Size
@@ -70,13 +70,21 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None) -> Tensor:
         factor = _factor(self.scale1)
-        mixed = self.mixer(self.norm1(x), record, factor)
-        x = x + self.drop_path(mixed if factor is not None else self.scale1(mixed))
+        if factor is not None and self._adds_at_once():
+            x = self.mixer(x, record, factor, True)
+        else:
+            mixed = self.mixer(self.norm1(x), record, factor)
+            x = x + self.drop_path(mixed if factor is not None else self.scale1(mixed))
         if self.mlp_checkpointing and self.training and not torch.jit.is_scripting():
             hidden = checkpoint(self._mlp, x, use_reentrant=False, preserve_rng_state=self.has_dropout)
         else:
             hidden = self._mlp(x)
         return x + self.drop_path(hidden)
+
+    def _adds_at_once(self) -> bool:
+        """Whether nothing stands between the mixer and the sum, so that its last pass may add."""
+        drops = self.training and type(self.drop_path) is not nn.Identity
+        return not drops and type(self.norm1) is nn.Identity and is_free(self.mixer) and is_free(self.drop_path)
 
     def _mlp(self, x: Tensor) -> Tensor:
         mlp, factor = self.mlp, _factor(self.scale2)

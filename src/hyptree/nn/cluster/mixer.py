@@ -173,17 +173,19 @@ class ClusterMixer(nn.Module):
         return windows, of_patches, ((1, 1), windows.grid, (min(above, ny), min(above, nx)))
 
     def forward(
-        self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None, factor: Tensor | None = None
-    ) -> Tensor:
+        self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None, factor: Tensor | None = None,
+        add: bool = False,
+    ) -> Tensor:  # fmt: skip
         """The mixed map.
 
         Args:
             record: what was clustered is appended to this list.
             factor: (dim,) of the result, inside the projection. Within autocast the result may then be float32, since
                 what it is added to is.
+            add: to ``x``, in the same pass.
         """
         if x.dim() == 3:
-            return self.forward(x.unsqueeze(0), record, factor).squeeze(0)
+            return self.forward(x.unsqueeze(0), record, factor, add).squeeze(0)
         if x.dim() != 4 or x.shape[-1] != self.dim:
             raise ValueError(
                 f"{type(self).__name__}: expected x of shape (B, H, W, {self.dim}), channels last, got {tuple(x.shape)}"
@@ -194,8 +196,9 @@ class ClusterMixer(nn.Module):
         window = None if self.window is None else self.window(of_windows)
         seen: list[Clustered] | None = None if record is None else []
         out = cluster_linear(
-            both, windows, self.num_heads, patch, window, self.norm, self.proj, factor, seen=seen, backend=self.backend
-        )
+            both, windows, self.num_heads, patch, window, self.norm, self.proj, factor, x if add else None, seen=seen,
+            backend=self.backend,
+        )  # fmt: skip
         if record is not None and seen is not None:
             record.append(_recorded(windows, patch, window, *seen))
         return out

@@ -46,11 +46,14 @@ class Links:
         self.edge = self.up.clone()
         self.height = torch.full(self.up.shape, _INF, dtype=dtype, device=D.device)
 
-    def is_open(self, image: Tensor, least: Tensor, wanted: int, threshold: float | None) -> Tensor:
-        """Whether each image needs another round: links below ``least``, the lowest still to come, are certain."""
-        num_certain = (self.height[image, : self.num_tokens] < least[:, None]).sum(1)
-        is_open = (num_certain < wanted) & (least < _INF)
-        return is_open if threshold is None else is_open & (least <= threshold)
+    def limit(self, image: Tensor | slice, wanted: int, threshold: float | None) -> Tensor:
+        """The height above which no link of each image counts, as far as is known by now: (A,) for images (A,).
+
+        Links are certain to be there, so the ``wanted``-th smallest of those found can only come down. Merging brings
+        nobody closer: a cluster whose nearest neighbour is farther away than this takes part in no link that counts.
+        """
+        limit = self.height[image, : self.num_tokens].kthvalue(wanted, 1).values
+        return limit if threshold is None else limit.clamp_max(threshold)
 
     def add(self, image: Tensor, slot: Tensor, low: Tensor, height: Tensor, high: Tensor | None = None) -> None:
         at = image[:, None], slot
@@ -63,38 +66,35 @@ class Links:
         """The edges that were added, in ascending order."""
         n = self.num_tokens
         up, height, edge = self.up[:, :n], self.height[:, :n], self.edge[:, :n]
-        order = (up * n + edge).argsort(1)
-        order = order.gather(1, height.gather(1, order).argsort(dim=1, stable=True))
+        order = _order(up, height, edge)
         up, height, edge = (values.gather(1, order) for values in (up, height, edge))
         slot = torch.arange(n, device=up.device)
         is_empty = height == _INF
         return Forest(torch.where(is_empty, slot, up), height, torch.where(is_empty, slot, edge))
 
 
+def _order(up: Tensor, height: Tensor, edge: Tensor) -> Tensor:
+    """The slots in the order of their links, by (height, smaller end, larger end)."""
+    order = (up * up.shape[1] + edge).argsort(1)
+    return order.gather(1, height.gather(1, order).argsort(dim=1, stable=True))
+
+
 # ---------------------------------------------------------------------- cuts
 @torch.no_grad()
-def cut(forest: Forest, k: int) -> Tensor:
+def cut(forest: Forest, k: int | Tensor) -> Tensor:
     """Labels of exactly k clusters, (B, N) int64: clusters are numbered in ascending order of their smallest token.
 
-    Takes the N - k smallest links by (height, smaller end, larger end). k is clipped to 1 to N; a forest that was not
-    grown that far gives more clusters.
+    Takes the N - k smallest links by (height, smaller end, larger end). ``k`` is one number or (B,), clipped to 1 to N;
+    a forest that was not grown that far gives more clusters.
     """
     num_tokens = forest.up.shape[1]
-    num_links = min(max(num_tokens - k, 0), num_tokens - 1)
-    height = forest.height
-    if num_links == 0:
-        return torch.arange(num_tokens, device=height.device).repeat(len(height), 1)
-    if forest.edge is not None:  # in order already
-        is_kept = (torch.arange(num_tokens, device=height.device) < num_links) & (height < _INF)
-        return _labels(forest, is_kept)
-    last = height.sort(1).values[:, num_links - 1, None]  # (B, 1) height of the last link that is kept
-    is_below = height < last
-    # Of the links at exactly that height, which may be more than fit, those with the smallest ends.
-    slot = torch.arange(num_tokens, device=height.device)
-    code = torch.where(height == last, forest.up * num_tokens + slot, num_tokens**2)
-    num_more = num_links - is_below.sum(1, keepdim=True)
-    last_code = code.sort(1).values.gather(1, num_more - 1)
-    return _labels(forest, (is_below | (code <= last_code)) & (height < _INF))
+    slot = torch.arange(num_tokens, device=forest.up.device)
+    rank = slot
+    if forest.edge is None:  # else in order already
+        order = _order(forest.up, forest.height, slot)
+        rank = torch.empty_like(order).scatter_(1, order, slot.expand_as(order))
+    num_links = num_tokens - (k[:, None] if isinstance(k, Tensor) else k)
+    return _labels(forest, (rank < num_links) & (forest.height < _INF))
 
 
 @torch.no_grad()

@@ -43,9 +43,7 @@ def build_forest(D: Tensor, linkage: str, library: str) -> Forest:
     distances = D.detach().cpu().numpy()
     if num_tokens == 1 or num_images == 0:
         return _forest(np.zeros((num_images, num_tokens - 1, 4)), D)
-    merges_of: Callable[[np.ndarray], np.ndarray] = partial(
-        _merges, linkage_of, linkage, np.triu_indices(num_tokens, 1)
-    )
+    merges_of: Callable[[np.ndarray], np.ndarray] = partial(_merges, linkage_of, linkage)
     num_threads = min(torch.get_num_threads(), num_images, os.cpu_count() or 1) if library == "fastcluster" else 1
     if num_threads > 1:
         with ThreadPoolExecutor(num_threads) as pool:
@@ -55,11 +53,9 @@ def build_forest(D: Tensor, linkage: str, library: str) -> Forest:
     return _forest(np.stack(merges), D)
 
 
-def _merges(
-    linkage_of: Callable[..., np.ndarray], linkage: str, pairs: tuple[np.ndarray, np.ndarray], distances: np.ndarray
-) -> np.ndarray:
+def _merges(linkage_of: Callable[..., np.ndarray], linkage: str, distances: np.ndarray) -> np.ndarray:
     """The linkage matrix of one image, (N - 1, 4)."""
-    condensed = distances[pairs].astype(np.float64)
+    condensed = np.concatenate([row[i + 1 :] for i, row in enumerate(distances)], dtype=np.float64)
     if linkage != "ward":
         return linkage_of(condensed, linkage)
     merges = linkage_of(np.sqrt(condensed), linkage)  # both libraries take distances and square them

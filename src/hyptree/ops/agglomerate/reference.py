@@ -92,9 +92,11 @@ def _reciprocal_rounds(W: Tensor, links: Links, linkage: str, wanted: int, thres
     work, in ascending order of their representatives; it shrinks every round. The diagonal is inf and stays so:
     combining rows and columns brings the entries of the old diagonal only to the new one.
 
-    Images with fewer clusters than others are padded with copies of their first cluster. A copy lies at distance inf
-    from the first cluster and as far from others as that one, which comes first, so nobody has a copy as its nearest:
-    copies are never merged, and change as the first cluster does.
+    Clusters that are too far away to matter are left out (``Links.limit``), so the last rounds are small.
+
+    Images with fewer clusters than others are padded with copies of one. A copy of the first cluster lies at distance
+    inf from it and as far from others as that one, which comes first, so nobody has a copy as its nearest. A copy of
+    one that was left out is farther from everybody than the limit. Either way copies are in no link that counts.
     """
     num_images, num_tokens = W.shape[:2]
     device = W.device
@@ -115,16 +117,16 @@ def _reciprocal_rounds(W: Tensor, links: Links, linkage: str, wanted: int, thres
         value, nearest = _row_minimum(Q)  # (A, n)
         slot = torch.arange(n, device=device)
         is_real = slot < size[:, None]
-        is_pair = nearest.gather(1, nearest) == slot
+        is_pair = is_real & (nearest.gather(1, nearest) == slot)
         is_leader = is_pair & (slot < nearest)
         is_gone = is_pair & (slot > nearest)
+        links.add(image, torch.where(is_gone, rep, num_tokens), rep.gather(1, nearest), value)
+        limit = links.limit(image, wanted, threshold)[:, None]
+        is_left = is_real & ~is_gone & (value <= limit) & (value < _INF)
         # Others as near to a leader as the one it takes in; greedy steps would turn to them next.
-        is_tied = is_real & ~is_pair & is_leader.gather(1, nearest) & (value == value.gather(1, nearest))
-        is_left = is_real & ~is_gone
+        is_tied = is_left & ~is_pair & is_leader.gather(1, nearest) & (value == value.gather(1, nearest))
         size = is_left.sum(1)
-        is_open = links.is_open(image, value.amin(1), wanted, threshold)
-        state = torch.stack([torch.where(is_open, size, 0), is_open & is_tied.any(1)])
-        sizes, tied = state.tolist()  # the one synchronisation of the round
+        sizes, tied = torch.stack([size, is_tied.any(1)]).tolist()  # the one synchronisation of the round
         work = torch.tensor([i for i, left in enumerate(sizes) if left], device=device)
         if not len(work):
             break
@@ -133,15 +135,13 @@ def _reciprocal_rounds(W: Tensor, links: Links, linkage: str, wanted: int, thres
             is_taken = _is_taken_too(Q, value, nearest, is_tied)
             target = torch.where(is_taken, nearest.gather(1, nearest), slot)  # the one the leader takes in anyway
             W, count, within = _absorbed(linkage, W, count, within, target)
-            is_gone |= is_taken
+            links.add(image, torch.where(is_taken, rep, num_tokens), rep.gather(1, nearest), value)
             is_left &= ~is_taken
             size = is_left.sum(1)
             longest = int(size[work].max())
         if len(work) < len(sizes):  # leave the images that are done
             image, size, rep, count, within = image[work], size[work], rep[work], count[work], within[work]
-            value, nearest, is_leader = value[work], nearest[work], is_leader[work]
-            is_gone, is_left = is_gone[work], is_left[work]
-        links.add(image, torch.where(is_gone, rep, num_tokens), rep.gather(1, nearest), value)
+            nearest, is_leader, is_left = nearest[work], is_leader[work], is_left[work]
 
         # Who is left, in ascending order, and whom it takes in: itself where it takes in nobody.
         position = torch.where(is_left, is_left.cumsum(1) - 1, longest)
@@ -156,7 +156,11 @@ def _reciprocal_rounds(W: Tensor, links: Links, linkage: str, wanted: int, thres
         own = count.gather(1, a)
         count = torch.where(is_leader, own + count.gather(1, b), own)
         rep = rep.gather(1, a)
-    return Forest(links.up[:, :num_tokens], links.height[:, :num_tokens])
+    limit = links.limit(slice(None), wanted, threshold)[:, None]
+    height = links.height[:, :num_tokens]
+    is_counted = height <= limit  # the others depend on when which image was done
+    up = torch.where(is_counted, links.up[:, :num_tokens], torch.arange(num_tokens, device=device))
+    return Forest(up, height.masked_fill(~is_counted, _INF))
 
 
 def _absorbed(linkage: str, W: Tensor, count: Tensor, within: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -257,7 +261,8 @@ def _boruvka(W: Tensor, links: Links, wanted: int, threshold: float | None) -> F
             small = component.int()  # half the bytes to compare
             W.masked_fill_(small[:, :, None] == small[:, None, :], _INF)
         value, nearest = _row_minimum(W)  # (A, N)
-        is_open = links.is_open(image, value.amin(1), wanted, threshold)
+        least = value.amin(1)
+        is_open = (least <= links.limit(image, wanted, threshold)) & (least < _INF)
         at_work = is_open.nonzero().flatten()  # the one synchronisation of the round
         if not len(at_work):
             break

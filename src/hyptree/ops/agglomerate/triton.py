@@ -1,32 +1,37 @@
-"""Agglomerative clustering on the GPU: one program per image, from distances to labels in one launch.
+"""Agglomerative clustering on the GPU: from distances to labels without asking the host.
 
-Average and complete linkage run the rounds of ``reference.build_forest``: every reciprocal nearest pair merges at once,
-so a few rounds replace one step per merge. A cluster is known by its smallest token and nothing moves. A round writes
-one row for each new cluster, and looks again for the nearest neighbour of only those clusters whose neighbour was
-merged: by reducibility everybody else keeps theirs. Between two clusters the row of whichever merged last is right; a
-stamp per cluster tells, so no column has to be written, and tokens that never merged are read from the distances as
-given.
+The rounds of ``reference.build_forest``: every reciprocal nearest pair of clusters merges at once. A round pairs the
+clusters (one program per image) and then writes the matrix of those that are left, row by row, close together; who
+writes a row has all of it and finds its nearest neighbour on the way. Once as many links are known as are wanted, the
+largest of the smallest ones is a limit: by reducibility a cluster whose nearest neighbour is farther away takes part in
+no link that counts, so it is left out, and the last rounds are small.
 
-Average linkage compares sums ``S(i, j) / count_j`` of one cluster i by multiplying crosswise, which is exact: with
-distances that are multiples of 2^-24 up to 2, ``S(i, j) count_k`` has at most 25 + 3 log2(N / 3) bits, 51 for N = 1024.
-Two unequal quotients differ by 2^-24 / (count_i count_j count_k) or more, which is more than float64 can lose here, so
-this order is that of the rounded quotients which the reference compares, ties included.
+Up to ``WHOLE`` tokens one program does all rounds of an image in one launch. For more, the first rounds, which are few
+and hold nearly all the work, are spread over the device, one launch for the pairs and one for the rows of all images;
+one program per image goes on from there until nothing is left to do.
 
-Single linkage grows the minimum spanning tree from token 0 (Prim): it only reads rows of the matrix, so one warp needs
-no barrier. The tree under the total order (distance, smaller index, larger index) is unique.
+What is kept between two clusters: the sum of the distances in float64 for average linkage, which is exact and divided
+once, as in the reference; the largest distance for complete linkage; for single linkage the smallest distance with the
+two tokens it stands between, as one integer. So the order of links is that of the reference, ties included.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# Measured on an H200 with smooth features: lanes and warps for up to 256 tokens, and for more.
-_STEP = 16
-_SMALL, _LARGE = (32, 8), (128, 16)
-_UNROLL = 8
+from hyptree.ops.backend import interpreted
+from hyptree.ops.launch import launch
+
+WHOLE = 256
+"""Tokens up to which one program takes a whole image."""
+_BYTES = 2**32
+"""Of the matrices of all images together; more images go one part after the other."""
+_WIDE = {"average": torch.float64, "complete": torch.float32, "single": torch.int64}
 
 
 @triton.jit
@@ -37,300 +42,270 @@ def _first_smaller(d, at, other_d, other_at):
 
 
 @triton.jit
-def _first_smaller_mean(total, count, at, other_total, other_count, other_at):
-    """The same for means ``total / count``, which are compared without dividing."""
-    here, there = total * other_count, other_total * count
-    keep = (here < there) | ((here == there) & (at < other_at))
-    return tl.where(keep, total, other_total), tl.where(keep, count, other_count), tl.where(keep, at, other_at)
+def _far(LINKAGE: tl.constexpr):
+    """Farther than any cluster."""
+    if LINKAGE == "single":
+        far = tl.full([], 0x7F80000000000000, tl.int64)
+    elif LINKAGE == "average":
+        far = tl.full([], float("inf"), tl.float64)
+    else:
+        far = tl.full([], float("inf"), tl.float32)
+    return far
 
 
 @triton.jit
-def _between(distance, sums, i, j, stamp_i, stamp_j, mask, N, wide: tl.constexpr):
-    """What is known between clusters i and j: the distance of two tokens, or the sum (maximum) kept for larger ones.
-
-    The row of whichever merged last holds it. Masked elements are 0: neutral for sums and, as distances are never
-    negative, for maxima.
-    """
-    stamp = tl.maximum(stamp_i, stamp_j)
-    place = tl.where(stamp_i >= stamp_j, i * N + j, j * N + i) + (stamp & 1) * N * N
-    first = tl.load(distance + i * N + j, mask=mask & (stamp == 0), other=0.0).to(wide)
-    kept = tl.load(sums + place, mask=mask & (stamp > 0), other=0.0)
-    return tl.where(stamp > 0, kept, first)
-
-
-@triton.jit
-def _nearest_given(distance, value, nearest, N, slot, STEP: tl.constexpr):
-    """Each token's nearest other token (the first, where several are) in the distances as given.
-
-    The matrix is symmetric: a thread owns a token and walks down its column, so loads are coalesced and no thread has
-    to ask another.
-    """
-    is_token = slot < N
-    best = tl.full(slot.shape, float("inf"), tl.float32)
-    best_at = tl.zeros(slot.shape, tl.int32)
-    for first in range(0, N, STEP):
-        other = first + tl.arange(0, STEP)
-        eligible = (other < N)[:, None] & is_token[None, :] & (other[:, None] != slot[None, :])
-        d = tl.load(distance + other[:, None] * N + slot[None, :], mask=eligible, other=float("inf"))
-        low, at = tl.reduce((d, other[:, None] + tl.zeros_like(slot)[None, :]), 0, _first_smaller)
-        best, best_at = _first_smaller(best, best_at, low, at)
-    tl.store(value + slot, best.to(value.dtype.element_ty), mask=is_token)
-    tl.store(nearest + slot, best_at, mask=is_token)
+def _between(source, row, column, mask, N, OF_TOKENS: tl.constexpr, LINKAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """What is known between two clusters; what changes nothing where masked (distances are not negative)."""
+    if not OF_TOKENS:
+        far = 0
+        if LINKAGE == "single":
+            far = 0x7F80000000000000
+        known = tl.load(source + row * N + column, mask=mask, other=far)
+    else:
+        known = tl.load(source + row * N + column, mask=mask, other=0.0) + 0.0  # no -0.0, whose bits sort last
+        if LINKAGE == "average":
+            known = known.to(tl.float64)
+        elif LINKAGE == "single":
+            ends = tl.minimum(row, column) * BLOCK + tl.maximum(row, column)
+            known = (known.to(tl.int32, bitcast=True).to(tl.int64) << 32) + ends
+            known = tl.where(mask, known, _far(LINKAGE))
+    return known
 
 
 @triton.jit
-def _join_pairs(distance, sums, stamp, partner, leaders, num_pairs, left, num_left, N,
-                AVERAGE: tl.constexpr, PAIRS: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
-    """Write a row for each new cluster: what lies between it and all that are left.
-
-    A cluster has two places for its row and the new one goes to the place that is free, so nobody reads what another
-    pair is writing.
-    """
-    wide = tl.float64 if AVERAGE else tl.float32
-    for first in range(0, num_pairs, PAIRS):
-        which = first + tl.arange(0, PAIRS)
-        is_pair = which < num_pairs
-        a = tl.load(leaders + which, mask=is_pair, other=0)
-        b = tl.load(partner + a, mask=is_pair, other=0)
-        stamp_a = tl.load(stamp + a, mask=is_pair, other=0)[:, None]
-        stamp_b = tl.load(stamp + b, mask=is_pair, other=0)[:, None]
-        a, b = a[:, None], b[:, None]
-        row = sums + (1 - (stamp_a & 1)) * N * N + a * N
-        for start in range(0, num_left, LANES):
-            lane = start + tl.arange(0, LANES)
-            is_left = lane < num_left
-            c = tl.load(left + lane, mask=is_left, other=0)
-            d = tl.load(partner + c, mask=is_left, other=-1)
-            stamp_c = tl.load(stamp + c, mask=is_left, other=0)[None, :]
-            stamp_d = tl.load(stamp + d, mask=is_left & (d >= 0), other=0)[None, :]
-            c, d = c[None, :], d[None, :]
-            mask = is_pair[:, None] & is_left[None, :] & (a != c)
-            leads = mask & (d >= 0)
-            ac = _between(distance, sums, a, c, stamp_a, stamp_c, mask, N, wide)
-            bc = _between(distance, sums, b, c, stamp_b, stamp_c, mask, N, wide)
-            ad = _between(distance, sums, a, d, stamp_a, stamp_d, leads, N, wide)
-            bd = _between(distance, sums, b, d, stamp_b, stamp_d, leads, N, wide)
-            if AVERAGE:
-                joined = (ac + bc) + (ad + bd)
-            else:
-                joined = tl.maximum(tl.maximum(ac, bc), tl.maximum(ad, bd))
-            tl.store(row + c, joined, mask=mask)
+def _joined(x, y, LINKAGE: tl.constexpr):
+    """What lies between a third cluster and two that merge."""
+    if LINKAGE == "average":
+        joined = x + y
+    elif LINKAGE == "complete":
+        joined = tl.maximum(x, y)
+    else:
+        joined = tl.minimum(x, y)
+    return joined
 
 
 @triton.jit
-def _find_nearest(distance, sums, stamp, count, rows, num_rows, left, num_left, value, nearest, N,
-                  AVERAGE: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
-    """Nearest cluster (the first, where several are) of each of the clusters ``rows`` among those that are left."""
-    wide = tl.float64 if AVERAGE else tl.float32
-    for start in range(0, num_rows, LANES):
-        lane = start + tl.arange(0, LANES)
-        is_row = lane < num_rows
-        i = tl.load(rows + lane, mask=is_row, other=0)
-        stamp_i = tl.load(stamp + i, mask=is_row, other=0)[None, :]
-        best = tl.full((COLUMNS, LANES), float("inf"), wide)
-        best_count = tl.full((COLUMNS, LANES), 1.0, wide)
-        best_at = tl.zeros((COLUMNS, LANES), tl.int32)
-        for first in range(0, num_left, COLUMNS):
-            which = first + tl.arange(0, COLUMNS)
-            is_left = which < num_left
-            j = tl.load(left + which, mask=is_left, other=0)
-            stamp_j = tl.load(stamp + j, mask=is_left, other=0)[:, None]
-            count_j = tl.load(count + j, mask=is_left, other=1.0)[:, None]
-            j = j[:, None]
-            mask = is_left[:, None] & is_row[None, :] & (j != i[None, :])
-            d = _between(distance, sums, j, i[None, :], stamp_j, stamp_i, mask, N, wide)
-            if AVERAGE:
-                closer = mask & (d * best_count < best * count_j)
-                best_count = tl.where(closer, count_j, best_count)
-            else:
-                closer = mask & (d < best)
-            best = tl.where(closer, d, best)
-            best_at = tl.where(closer, j, best_at)
-        if AVERAGE:
-            low, low_count, low_at = tl.reduce((best, best_count, best_at), 0, _first_smaller_mean)
-            low = low / (low_count * tl.load(count + i, mask=is_row, other=1.0))
-        else:
-            low, low_at = tl.reduce((best, best_at), 0, _first_smaller)
-        tl.store(value + i, low, mask=is_row)
-        tl.store(nearest + i, low_at, mask=is_row)
+def _bits(value, LINKAGE: tl.constexpr):
+    """Integers in the order of the distances."""
+    if LINKAGE == "average":
+        bits = value.to(tl.int64, bitcast=True)
+    elif LINKAGE == "complete":
+        bits = value.to(tl.int32, bitcast=True)
+    else:
+        bits = value
+    return bits
 
 
 @triton.jit
-def _roots(link, scratch, token, is_token, JUMPS: tl.constexpr):
-    """End of each token's chain of links, by doubling the reach ``JUMPS`` times."""
-    root = link
-    for _ in range(JUMPS):
+def _coarse_bits(value, LINKAGE: tl.constexpr):
+    """The same in 31 bits: distances rounded to float32."""
+    if LINKAGE == "single":
+        bits = (value >> 32).to(tl.int32)
+    else:
+        bits = value.to(tl.float32).to(tl.int32, bitcast=True)
+    return bits
+
+
+@triton.jit
+def _nth(x, n, BITS: tl.constexpr):
+    """The n-th smallest, counted from 1, of integers of so many bits: the largest with fewer than n below it."""
+    lower = tl.full([], 0, x.dtype)
+    step = tl.full([], 1, x.dtype) << (BITS - 1)
+    for _ in range(BITS):
+        num_below = tl.sum((x < lower + step).to(tl.int32), axis=0)
+        lower = tl.where(num_below < n, lower + step, lower)
+        step = step >> 1
+    return lower
+
+
+@triton.jit
+def _start_rows(distance, vectors, values, first_row, N, LINKAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+                COLUMNS: tl.constexpr):  # fmt: skip
+    """Each token is a cluster; find its nearest neighbour in the distances of tokens."""
+    row = first_row + tl.arange(0, ROWS)
+    is_row = row < N
+    best = tl.zeros((ROWS, COLUMNS), values.dtype.element_ty) + _far(LINKAGE)
+    best_at = tl.zeros((ROWS, COLUMNS), tl.int32)
+    for start in range(0, N, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        here = is_row[:, None] & (column < N)[None, :] & (row[:, None] != column[None, :])
+        d = _between(distance, row[:, None], column[None, :], here, N, True, LINKAGE, BLOCK)
+        nearer = here & (d < best)
+        best = tl.where(nearer, d, best)
+        best_at = tl.where(nearer, column[None, :], best_at)
+    low, low_at = tl.reduce((best, best_at), 1, _first_smaller)
+    tl.store(vectors + row, low_at, mask=is_row)
+    tl.store(vectors + N + row, row, mask=is_row)
+    tl.store(vectors + 2 * N + row, row, mask=is_row)
+    tl.store(values + row, low, mask=is_row)
+    tl.store(values + N + row, tl.zeros((ROWS,), values.dtype.element_ty) + _far(LINKAGE), mask=is_row)
+    tl.store(values + 2 * N + row, tl.full((ROWS,), 1, values.dtype.element_ty), mask=is_row)
+
+
+@triton.jit
+def _pair(vectors, values, num, N, wanted, LINKAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Link the reciprocal nearest pairs among ``num`` clusters; list those that are left, and give their number."""
+    nearest, up, rep, taker, taken = vectors, vectors + N, vectors + 2 * N, vectors + 3 * N, vectors + 4 * N
+    value, height, count = values, values + N, values + 2 * N
+    slot = tl.arange(0, BLOCK)
+    alive = slot < num
+    near = tl.load(nearest + slot, mask=alive, other=0)
+    back = tl.load(nearest + near, mask=alive, other=-1)
+    low = tl.load(value + slot, mask=alive, other=0)
+    token = tl.load(rep + slot, mask=alive, other=0)
+    size = tl.load(count + slot, mask=alive, other=0)
+    near_token = tl.load(rep + near, mask=alive, other=0)
+    near_size = tl.load(count + near, mask=alive, other=0)
+    leads = alive & (back == slot) & (slot < near)
+    gone = alive & (back == slot) & (slot > near)
+    tl.store(up + token, near_token, mask=gone)
+    tl.store(height + token, low, mask=gone)
+    tl.debug_barrier()
+    far = _coarse_bits(_far(LINKAGE), LINKAGE)
+    linked = _coarse_bits(tl.load(height + slot, mask=slot < N, other=_far(LINKAGE)), LINKAGE)
+    limit = far
+    if tl.sum((linked < far).to(tl.int32), axis=0) >= wanted:
+        limit = _nth(linked, wanted, 31)
+    stays = alive & (gone == 0) & (_coarse_bits(low, LINKAGE) <= limit)
+    place = tl.cumsum(stays.to(tl.int32), axis=0) - 1
+    tl.store(taker + place, slot, mask=stays)
+    tl.store(taken + place, tl.where(leads, near, -1), mask=stays)
+    tl.store(rep + place, token, mask=stays)
+    tl.store(count + place, tl.where(leads, size + near_size, size), mask=stays)
+    num_left = tl.sum(stays.to(tl.int32), axis=0)
+    # NaN is nobody's nearest: where no pair is left, nothing will change any more.
+    return tl.where(tl.sum(leads.to(tl.int32), axis=0) > 0, num_left, 0)
+
+
+@triton.jit
+def _write_rows(source, target, vectors, values, first_row, num, N, OF_TOKENS: tl.constexpr, LINKAGE: tl.constexpr,
+                BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """Rows of the matrix between the clusters that are left, and the nearest neighbour (the first) of each."""
+    taker, taken, count = vectors + 3 * N, vectors + 4 * N, values + 2 * N
+    row = first_row + tl.arange(0, ROWS)
+    is_row = row < num
+    a = tl.load(taker + row, mask=is_row, other=0)[:, None]
+    b = tl.load(taken + row, mask=is_row, other=-1)[:, None]
+    size = tl.load(count + row, mask=is_row, other=1)[:, None]
+    best = tl.zeros((ROWS, COLUMNS), values.dtype.element_ty) + _far(LINKAGE)
+    best_at = tl.zeros((ROWS, COLUMNS), tl.int32)
+    for start in range(0, num, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        is_column = column < num
+        c = tl.load(taker + column, mask=is_column, other=0)[None, :]
+        d = tl.load(taken + column, mask=is_column, other=-1)[None, :]
+        here = is_row[:, None] & is_column[None, :] & (row[:, None] != column[None, :])
+        ac = _between(source, a, c, here, N, OF_TOKENS, LINKAGE, BLOCK)
+        bc = _between(source, b, c, here & (b >= 0), N, OF_TOKENS, LINKAGE, BLOCK)
+        ad = _between(source, a, d, here & (d >= 0), N, OF_TOKENS, LINKAGE, BLOCK)
+        bd = _between(source, b, d, here & (b >= 0) & (d >= 0), N, OF_TOKENS, LINKAGE, BLOCK)
+        joined = _joined(_joined(ac, bc, LINKAGE), _joined(ad, bd, LINKAGE), LINKAGE)
+        tl.store(target + row[:, None] * N + column[None, :], joined, mask=here)
+        if LINKAGE == "average":
+            joined = joined / (size * tl.load(count + column, mask=is_column, other=1)[None, :])
+        nearer = here & (joined < best)
+        best = tl.where(nearer, joined, best)
+        best_at = tl.where(nearer, column[None, :], best_at)
+    low, low_at = tl.reduce((best, best_at), 1, _first_smaller)
+    tl.store(values + row, low, mask=is_row)
+    tl.store(vectors + row, low_at, mask=is_row)
+
+
+@triton.jit
+def _label(vectors, values, labels, N, wanted, LINKAGE: tl.constexpr, BLOCK: tl.constexpr, JUMPS: tl.constexpr):
+    """Keep the ``wanted`` first links by (height, upper end, lower end) and number the clusters by first member."""
+    scratch = vectors + 3 * N
+    token = tl.arange(0, BLOCK)
+    is_token = token < N
+    up = tl.load(vectors + N + token, mask=is_token, other=0)
+    bits = _bits(tl.load(values + N + token, mask=is_token, other=_far(LINKAGE)), LINKAGE)
+    num_bits: tl.constexpr = 31 if LINKAGE == "complete" else 63
+    last = _nth(bits, wanted, num_bits)
+    is_before = is_token & (bits < last)
+    is_last = is_token & (bits == last)
+    code = tl.where(is_last, up * BLOCK + token, BLOCK * BLOCK)
+    last_code = _nth(code, wanted - tl.sum(is_before.to(tl.int32), axis=0), 2 * JUMPS + 1)
+    root = tl.where(is_before | (is_last & (code <= last_code)), up, token)
+    for _ in range(JUMPS):  # the end of each chain of links, by doubling the reach
         tl.store(scratch + token, root, mask=is_token)
         tl.debug_barrier()
         root = tl.load(scratch + root, mask=is_token, other=0)
         tl.debug_barrier()
-    return root
-
-
-@triton.jit
-def _write_labels(first, labels, scratch, token, is_token):
-    """Number the clusters by their first member, which every token knows as ``first``."""
-    number = tl.cumsum((is_token & (first == token)).to(tl.int32), axis=0) - 1
+    number = tl.cumsum((is_token & (root == token)).to(tl.int32), axis=0) - 1
     tl.store(scratch + token, number, mask=is_token)
     tl.debug_barrier()
-    label = tl.load(scratch + first, mask=is_token, other=0)
+    label = tl.load(scratch + root, mask=is_token, other=0)
     tl.store(labels + token, label.to(tl.int64), mask=is_token)
 
 
-@triton.jit(do_not_specialize=["N", "K"])
-def _rounds_kernel(distance, sums, vectors, values, labels, N, K, AVERAGE: tl.constexpr, BLOCK: tl.constexpr,
-                   STEP: tl.constexpr, LANES: tl.constexpr, UNROLL: tl.constexpr, JUMPS: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["N"])
+def _start_kernel(distance, vectors, values, left, N, LINKAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+                  COLUMNS: tl.constexpr):  # fmt: skip
+    image = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(0)
+    if part == 0:
+        tl.store(left + image, N)
+    distance, vectors, values = distance + image * N * N, vectors + image * 5 * N, values + image * 3 * N
+    _start_rows(distance, vectors, values, part * ROWS, N, LINKAGE, BLOCK, ROWS, COLUMNS)
+
+
+@triton.jit(do_not_specialize=["N", "wanted"])
+def _pair_kernel(vectors, values, left, N, wanted, LINKAGE: tl.constexpr, BLOCK: tl.constexpr):
     image = tl.program_id(0).to(tl.int64)
-    distance += image * N * N
-    sums += image * 2 * N * N
-    labels += image * N
-    nearest = vectors + image * 7 * N
-    up = nearest + N
-    partner = nearest + 2 * N  # whom a cluster takes in this round, or -1
-    left = nearest + 3 * N  # list of the clusters that are left
-    leaders = nearest + 4 * N  # list of those that take in another
-    rows = nearest + 5 * N  # list of those whose nearest neighbour has to be looked for
-    stamp = nearest + 6 * N  # twice the round in which a cluster last merged, plus the place of its row; 0 for a token
-    value = values + image * 3 * N  # distance to the nearest
-    height = value + N
-    count = value + 2 * N
-
-    token = tl.arange(0, BLOCK)
-    is_token = token < N
-    wanted = N - K
-    tl.store(count + token, tl.full((BLOCK,), 1.0, count.dtype.element_ty), mask=is_token)
-    tl.store(up + token, token, mask=is_token)
-    tl.store(stamp + token, tl.zeros((BLOCK,), tl.int32), mask=is_token)
-    tl.store(height + token, tl.full((BLOCK,), float("inf"), height.dtype.element_ty), mask=is_token)
-    _nearest_given(distance, value, nearest, N, token, STEP)
-    tl.debug_barrier()
-
-    # A cluster is known by its smallest token, so nothing moves: rows and columns of clusters that are gone lie idle.
-    alive = is_token
-    turn = 1
-    going = wanted > 0
-    while going:
-        near = tl.load(nearest + token, mask=alive, other=0)
-        back = tl.load(nearest + near, mask=alive, other=0)
-        again = tl.load(nearest + back, mask=alive, other=-1)
-        low = tl.load(value + token, mask=alive, other=float("inf"))
-        size = tl.load(count + token, mask=alive, other=1.0) + tl.load(count + near, mask=alive, other=1.0)
-        place = tl.load(stamp + token, mask=alive, other=0) & 1
-        pair = alive & (back == token)
-        leads = pair & (token < near)
-        gone = pair & (token > near)
-        stays = alive & (gone == 0)
-        # Merging brings nobody closer, so a nearest neighbour that is in no pair stays the nearest.
-        looks = stays & (again == near)
-        left_place = tl.cumsum(stays.to(tl.int32), axis=0) - 1
-        lead_place = tl.cumsum(leads.to(tl.int32), axis=0) - 1
-        look_place = tl.cumsum(looks.to(tl.int32), axis=0) - 1
-        num_left = tl.sum(stays.to(tl.int32), axis=0)
-        num_pairs = tl.sum(leads.to(tl.int32), axis=0)
-        num_rows = tl.sum(looks.to(tl.int32), axis=0)
-        tl.store(up + token, near, mask=gone)
-        tl.store(height + token, low, mask=gone)
-        tl.store(partner + token, tl.where(leads, near, -1), mask=stays)
-        tl.store(left + left_place, token, mask=stays)
-        tl.store(leaders + lead_place, token, mask=leads)
-        tl.store(rows + look_place, token, mask=looks)
+    num = tl.load(left + image)
+    if num > 0:
+        num = _pair(vectors + image * 5 * N, values + image * 3 * N, num, N, wanted, LINKAGE, BLOCK)
         tl.debug_barrier()
-        _join_pairs(distance, sums, stamp, partner, leaders, num_pairs, left, num_left, N, AVERAGE, STEP, LANES)
-        tl.debug_barrier()
-        tl.store(count + token, size, mask=leads)
-        tl.store(stamp + token, 2 * turn + 1 - place, mask=leads)
-        tl.debug_barrier()
-        _find_nearest(
-            distance, sums, stamp, count, rows, num_rows, left, num_left, value, nearest, N, AVERAGE, 2 * STEP, LANES
-        )
-        tl.debug_barrier()
-        alive = stays
-        turn += 1
-        # No later merge can be lower than the smallest distance now, so links below it are final. One of equal height
-        # may still come in before them.
-        smallest = tl.min(tl.load(value + token, mask=alive, other=float("inf")), axis=0)
-        heights = tl.load(height + token, mask=is_token, other=float("inf"))
-        final = tl.sum((is_token & (heights < smallest)).to(tl.int32), axis=0)
-        going = (final < wanted) & (num_pairs > 0)  # NaN is nobody's nearest: then no pair may be left
-
-    # Keep the N - K first links by (height, upper end, lower end): the rank of each is the number of links before it.
-    my_height = tl.load(height + token, mask=is_token, other=float("inf"))
-    my_up = tl.load(up + token, mask=is_token, other=0)
-    rank = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, N, UNROLL):
-        for u in tl.static_range(UNROLL):
-            that = first + u
-            there = that < N
-            that_height = tl.load(height + that, mask=there, other=float("inf"))
-            that_up = tl.load(up + that, mask=there, other=BLOCK)
-            tied = (that_up < my_up) | ((that_up == my_up) & (that < token))
-            earlier = (that_height < my_height) | ((that_height == my_height) & tied)
-            rank += (there & earlier).to(tl.int32)
-    link = tl.where(rank < wanted, my_up, token)
-    _write_labels(_roots(link, left, token, is_token, JUMPS), labels, left, token, is_token)
+        tl.store(left + image, num)
 
 
-@triton.jit(do_not_specialize=["N", "K"])
-def _single_kernel(distance, vectors, labels, N, K, BLOCK: tl.constexpr, UNROLL: tl.constexpr, JUMPS: tl.constexpr):
+@triton.jit(do_not_specialize=["N"])
+def _rows_kernel(source, target, vectors, values, left, N, OF_TOKENS: tl.constexpr, LINKAGE: tl.constexpr,
+                 BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    image = tl.program_id(1).to(tl.int64)
+    num = tl.load(left + image)
+    first_row = tl.program_id(0) * ROWS
+    if first_row < num:
+        source, target = source + image * N * N, target + image * N * N
+        vectors, values = vectors + image * 5 * N, values + image * 3 * N
+        _write_rows(source, target, vectors, values, first_row, num, N, OF_TOKENS, LINKAGE, BLOCK, ROWS, COLUMNS)
+
+
+@triton.jit(do_not_specialize=["N", "wanted"])
+def _finish_kernel(distance, source, target, vectors, values, left, labels, N, wanted, IS_WHOLE: tl.constexpr,
+                   LINKAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                   JUMPS: tl.constexpr):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
-    distance += image * N * N
-    labels += image * N
-    scratch = vectors + image * 4 * N
-    smallest = scratch + N
-    taken_d = scratch + 2 * N
-    taken_ends = scratch + 3 * N
-    token = tl.arange(0, BLOCK)
-    is_token = token < N
-    far: tl.constexpr = 0x7FFFFFFF
-
-    # Distances are not negative, so their bits sort like integers; both ends of an edge fit into another integer.
-    best_d = tl.full((BLOCK,), far, tl.int32)  # each outside token's smallest edge into the tree
-    best_ends = tl.full((BLOCK,), far, tl.int32)
-    parent = tl.zeros((BLOCK,), tl.int32)
-    outside = is_token & (token > 0)
-    new = 0
-    for _ in range(N - 1):
-        d = (
-            tl.load(distance + new * N + token, mask=outside, other=0.0) + 0.0
-        )  # -0.0 would sort as the smallest integer
-        bits = d.to(tl.int32, bitcast=True)
-        ends = tl.minimum(token, new) * BLOCK + tl.maximum(token, new)
-        nearer = outside & ((bits < best_d) | ((bits == best_d) & (ends < best_ends)))
-        best_d = tl.where(nearer, bits, best_d)
-        best_ends = tl.where(nearer, ends, best_ends)
-        parent = tl.where(nearer, new, parent)
-        low = tl.min(tl.where(outside, best_d, far), axis=0)
-        tied = outside & (best_d == low)
-        low_ends = tl.min(tl.where(tied, best_ends, far), axis=0)
-        comes = tied & (best_ends == low_ends)  # exactly one token: no two edges have the same ends
-        new = tl.min(tl.where(comes, token, BLOCK), axis=0)
-        outside = outside & (token != new)
-
-    # Keep the N - K smallest edges: the rank of each is the number of edges before it.
-    tl.store(taken_d + token, best_d, mask=is_token)
-    tl.store(taken_ends + token, best_ends, mask=is_token)
-    tl.store(smallest + token, token, mask=is_token)
-    tl.debug_barrier()
-    rank = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, N, UNROLL):
-        for u in tl.static_range(UNROLL):
-            that = first + u
-            that_d = tl.load(taken_d + that, mask=that < N, other=far)
-            that_ends = tl.load(taken_ends + that, mask=that < N, other=far)
-            rank += ((that_d < best_d) | ((that_d == best_d) & (that_ends < best_ends))).to(tl.int32)
-    root = _roots(tl.where(rank < N - K, parent, token), scratch, token, is_token, JUMPS)
-    # The root is whoever came into the tree first; the cluster is numbered by its smallest member.
-    tl.atomic_min(smallest + root, token, mask=is_token)
-    tl.debug_barrier()
-    first_member = tl.load(smallest + root, mask=is_token, other=0)
-    _write_labels(first_member, labels, scratch, token, is_token)
+    source, target = source + image * N * N, target + image * N * N
+    vectors, values = vectors + image * 5 * N, values + image * 3 * N
+    num = N
+    if IS_WHOLE:
+        distance += image * N * N
+        for first_row in range(0, N, ROWS):
+            _start_rows(distance, vectors, values, first_row, N, LINKAGE, BLOCK, ROWS, COLUMNS)
+        tl.debug_barrier()
+        num = _pair(vectors, values, N, N, wanted, LINKAGE, BLOCK)
+        tl.debug_barrier()
+        for first_row in range(0, num, ROWS):
+            _write_rows(distance, source, vectors, values, first_row, num, N, True, LINKAGE, BLOCK, ROWS, COLUMNS)
+        tl.debug_barrier()
+    else:
+        num = tl.load(left + image)
+    while num > 0:
+        num = _pair(vectors, values, num, N, wanted, LINKAGE, BLOCK)
+        tl.debug_barrier()
+        for first_row in range(0, num, ROWS):
+            _write_rows(source, target, vectors, values, first_row, num, N, False, LINKAGE, BLOCK, ROWS, COLUMNS)
+        tl.debug_barrier()
+        source, target = target, source
+    _label(vectors, values, labels + image * N, N, wanted, LINKAGE, BLOCK, JUMPS)
 
 
 def labels(distance: Tensor, k: int, linkage: str) -> Tensor:
     """Labels of ``k`` clusters per image, numbered by their first member.
 
     Args:
-        distance: (B, N, N) float32, symmetric, not negative, contiguous; N <= 1024.
+        distance: (B, N, N) float32, symmetric, not negative, contiguous; N <= 4096.
         k: number of clusters, 1 to N.
         linkage: "average", "complete" or "single".
 
@@ -338,24 +313,42 @@ def labels(distance: Tensor, k: int, linkage: str) -> Tensor:
         (B, N) int64.
     """
     B, N, _ = distance.shape
+    if k == N or B == 0:
+        return torch.arange(N, device=distance.device).repeat(B, 1)
+    num_images = max(1, _BYTES // (2 * N * N * _WIDE[linkage].itemsize))
+    parts = [_labels(part, N - k, linkage) for part in distance.split(num_images)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _labels(distance: Tensor, wanted: int, linkage: str) -> Tensor:
+    B, N, _ = distance.shape
     device = distance.device
-    out = torch.empty(B, N, dtype=torch.int64, device=device)
-    if out.numel() == 0:
-        return out
+    labels = torch.empty(B, N, dtype=torch.int64, device=device)
+    vectors = torch.empty(B, 5, N, dtype=torch.int32, device=device)  # nearest, up, rep, who takes, who is taken
+    values = torch.empty(B, 3, N, dtype=_WIDE[linkage], device=device)  # distance to the nearest, heights, sizes
+    left = torch.empty(B, dtype=torch.int32, device=device)  # clusters that are left
+    source, target = torch.empty(2, B, N, N, dtype=_WIDE[linkage], device=device)
     block = triton.next_power_of_2(N)
-    jumps = max(1, (N - 1).bit_length())
-    if linkage == "single":
-        vectors = torch.empty(B, 4, N, dtype=torch.int32, device=device)
-        warps = max(1, block // 256)
-        _single_kernel[(B,)](distance, vectors, out, N, k, block, _UNROLL, jumps, num_warps=warps)
-        return out
-    average = linkage == "average"
-    wide = torch.float64 if average else torch.float32
-    sums = torch.empty(B, 2, N, N, dtype=wide, device=device)
-    vectors = torch.empty(B, 7, N, dtype=torch.int32, device=device)
-    values = torch.empty(B, 3, N, dtype=wide, device=device)
-    lanes, warps = _SMALL if block <= 256 else _LARGE
-    _rounds_kernel[(B,)](
-        distance, sums, vectors, values, out, N, k, average, block, _STEP, lanes, _UNROLL, jumps, num_warps=warps
-    )
-    return out
+    common = {"LINKAGE": linkage, "BLOCK": block}
+    tiles = {**common, "ROWS": 4, "COLUMNS": 256, "num_warps": 4}
+    warps = max(8, block // 128)
+    if N > WHOLE:
+        parts = triton.cdiv(N, tiles["ROWS"]), B
+        launch(_start_kernel, parts, (distance, vectors, values, left), (N,), tiles)
+        matrices = distance, source, target
+        for r in range(_num_spread(N, N - wanted)):
+            launch(_pair_kernel, (B,), (vectors, values, left), (N, wanted), {**common, "num_warps": warps})
+            here, there, after = matrices
+            launch(_rows_kernel, parts, (here, there, vectors, values, left), (N,), {"OF_TOKENS": r == 0, **tiles})
+            matrices = (there, after, there)
+        source, target, _ = matrices
+    tensors = distance, source, target, vectors, values, left, labels
+    settings = {"IS_WHOLE": N <= WHOLE, **common, "ROWS": 8, "COLUMNS": min(128, block), "JUMPS": (N - 1).bit_length()}
+    settings |= {"num_warps": min(16, warps)} | ({} if interpreted() else {"maxnreg": 128})  # so that two fit
+    launch(_finish_kernel, (B,), tensors, (N, wanted), settings)
+    return labels
+
+
+def _num_spread(num_tokens: int, k: int) -> int:
+    """Rounds over the whole device. One leaves about 0.8 of the clusters, and below ``k`` few of them count."""
+    return min(12, 2 + math.ceil(2.5 * math.log2(num_tokens / k)))

@@ -8,31 +8,31 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.ops.backend import choose
 from hyptree.ops.bare import is_bare, report_unfused
 from hyptree.ops.cluster_map import kernels, reference
 from hyptree.ops.cluster_map.reference import Clustered, Level
-from hyptree.ops.linear import scaled_linear
 from hyptree.ops.map_norm import MapNorm
-from hyptree.ops.windows import Cut, Windows, add_to_windows, spread
+from hyptree.ops.project_levels import project_levels
+from hyptree.ops.windows import Cut, Windows, spread
 
 __all__ = ["Clustered", "Level", "cluster_linear", "kernels", "reference"]
 
 
 def cluster_linear(
     both: Tensor, windows: Windows, num_heads: int, patch: Level, window: Level | None, norm: Any, proj: Any,
-    factor: Tensor | None = None, *, seen: list[Clustered] | None = None, backend: str = "auto",
+    factor: Tensor | None = None, residual: Tensor | None = None, *, seen: list[Clustered] | None = None,
+    backend: str = "auto",
 ) -> Tensor:  # fmt: skip
-    """``factor * proj(norm([g_window, g_patch]))`` of what the two levels of clustering give.
+    """``residual + factor * proj(norm([g_window, g_patch]))`` of what the two levels of clustering give.
 
     Args:
         both: (B, H, W, 2 heads d), points then values.
         windows: how the map is cut. patch, window: what the levels compare with; no window level is None.
         norm: a MapNorm, or any other layer, which is called. proj: a linear layer, whose weight is read if it is bare.
-        factor: (n,), inside the projection.
+        factor: (n,), inside the projection. residual: (B, H, W, n), a map that the result is added to.
         seen: what each level clustered is appended here; there are no kernels for that.
         backend: "auto" takes a kernel for each level that has one on this device, "torch" none, "triton" fails where a
             kernel cannot run.
@@ -40,22 +40,23 @@ def cluster_linear(
     Returns:
         (B, H, W, n). Within autocast it may be float32 with a factor, since what it is added to is.
     """
+    sums: list[Tensor] = []
     dim, cells = both.shape[-1] // (2 * num_heads), (0, 0) if window is None else window.cells
     sizes = (*windows.size, *windows.grid, *windows.window, *windows.offset)
     cut = Cut(*sizes, *patch.cells, num_heads, dim, *cells)
-    shared, sums, takes_patches = None, None, False
+    shared, takes_patches = None, False
     if seen is None and patch.alpha is not None and patch.beta is None and patch.c is None:
         takes_patches = choose(backend, both, kernels.patch_unsupported(both, cut)) == "triton"
     if takes_patches and patch.alpha is not None:
         c = _curvature(both, cut, window, backend)
         cut = cut if c else cut._replace(cells_y=0, cells_x=0)
-        own, parts, sums = kernels.cluster_patch(both, patch.alpha, patch.bias, cut)
+        own, parts, *sums = kernels.cluster_patch(both, patch.alpha, patch.bias, cut)
         if window is not None and c:
             mixed, others = kernels.cluster_window(parts, window.alpha, window.bias, cut, c, window.clip)
-            shared, sums = mixed.unflatten(1, windows.grid), sums + others
+            shared, sums = mixed.unflatten(1, windows.grid), [*sums, others]
         elif window is not None:
             shared = reference.cluster_windows(both, both, windows, num_heads, window).mixed
-            sums = sums + reference.moments(shared, windows)
+            sums = [*sums, reference.moments(shared, windows)]
     else:
         of_patches, coarse = reference.cluster_patches(both, windows, num_heads, patch)
         levels, own = [of_patches], of_patches.mixed
@@ -68,8 +69,11 @@ def cluster_linear(
     if called and not (called == [norm] and is_bare(norm, nn.Identity)):
         report_unfused("cluster_linear", called[0])
         y: Tensor = proj(norm(own if shared is None else torch.cat([spread(shared, windows), own], -1)))
-        return y if factor is None else y * factor
-    return _normed_linear(own, shared, sums, windows, norm, proj, factor)
+        y = y if factor is None else y * factor
+        return y if residual is None else residual + y
+    if not sums and type(norm) is MapNorm:
+        sums = [reference.moments(own), *([] if shared is None else [reference.moments(shared, windows)])]
+    return project_levels(own, shared, sums, windows, norm, proj, factor, residual, backend=backend)
 
 
 def _curvature(both: Tensor, cut: Cut, level: Level | None, backend: str) -> float | None:
@@ -80,43 +84,3 @@ def _curvature(both: Tensor, cut: Cut, level: Level | None, backend: str) -> flo
     if not isinstance(c, float):  # learned, or cosines
         return None
     return c if choose(backend, both, kernels.window_unsupported(both, cut, c, level.clip)) == "triton" else None
-
-
-def _normed_linear(
-    own: Tensor, shared: Tensor | None, sums: Tensor | None, windows: Windows, norm: Any, proj: Any,
-    factor: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """The same by weights of bare layers, with what windows share computed once for each of them.
-
-    The norm is a part of the projection, ``proj(norm(x)) = times (x @ weight.T) + shift``: the map is read once.
-    """
-    weight, left = proj.weight, 0 if shared is None else shared.shape[-1]
-    if type(norm) is nn.Identity:
-        y = scaled_linear(own, weight[:, left:], proj.bias, factor)
-        if shared is not None:
-            y = add_to_windows(y, scaled_linear(shared, weight[:, :left], None, factor), windows)
-        return y
-    if sums is None:
-        sums = reference.moments(own)
-        sums = sums if shared is None else sums + reference.moments(shared, windows)
-    mean, square = (sums / (own.shape[1] * own.shape[2] * norm.dim)).unbind(-1)
-    # Means over all channels are small beside their spread, so this difference keeps its digits.
-    times = torch.rsqrt((square - mean.square()).clamp_min(0) + norm.eps).unsqueeze(-1)  # (B, 1)
-    weight = weight * norm.weight
-    shift = (proj.weight * norm.bias).sum(1) - (times * mean.unsqueeze(-1)) * weight.sum(1)  # (B, n)
-    shift = shift if proj.bias is None else shift + proj.bias
-    if factor is not None:
-        times, shift = times * factor, shift * factor
-    times, shift = times[:, None, None], shift[:, None, None]
-    y = F.linear(own, weight[:, left:])
-    dtype = y.dtype if factor is None else torch.promote_types(y.dtype, factor.dtype)
-    if shared is None:
-        y = torch.addcmul(shift, y, times)
-    else:
-        of_window = torch.addcmul(shift, F.linear(shared, weight[:, :left]), times)
-        if windows.is_padded:
-            y = add_to_windows(y * times, of_window, windows)
-        else:
-            y = y.unflatten(2, (windows.grid[1], -1)).unflatten(1, (windows.grid[0], -1))
-            y = torch.addcmul(of_window[:, :, None, :, None], y, times[..., None, None, :]).flatten(3, 4).flatten(1, 2)
-    return y.to(dtype)

@@ -4,7 +4,8 @@ torch's ``grouped_mm`` does the product in one kernel without asking the host fo
 that start at multiples of 16 bytes, int32 offsets, fewer than 1024 groups, and where the sum goes over rows, rows that
 are not contiguous along that axis. Autocast does not know it, and a compiler is free to choose strides that it refuses
 in the backward. So it is called inside an operator of ours, which sees to the layout. Odd sizes are padded on a GPU;
-there float64, and on a CPU odd sizes too, go to a loop over slices.
+there float64, and on a CPU odd sizes too, go to a loop over slices. What waits for the sizes of groups, torch's product
+of float32 among it, cannot be recorded: in a CUDA graph such a product goes over all rows for every group.
 """
 
 from __future__ import annotations
@@ -72,6 +73,20 @@ def _fits(x: Tensor, columns: int, groups: int) -> bool:
     return is_aligned and x.shape[0] > 0 and groups <= _MAX_GROUPS and x.dtype != torch.float64
 
 
+def _must_not_wait(x: Tensor) -> bool:
+    """Whether a CUDA graph is being recorded, and the product of rows like ``x`` would ask for the sizes of groups."""
+    if not x.is_cuda or not torch.cuda.is_current_stream_capturing():
+        return False
+    return x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) < (9, 0)
+
+
+def _members(ends: Tensor, count: int) -> Tensor:
+    """(E, S, 1) which rows are in which group."""
+    places = torch.arange(count, device=ends.device)
+    before_end = places < ends[:, None]
+    return (before_end & ~F.pad(before_end[:-1], (0, 0, 1, 0))).unsqueeze(-1)
+
+
 def _row_major(x: Tensor) -> Tensor:
     """``x`` itself if its rows lie one after another, each beginning at a multiple of 16 bytes, else a copy."""
     step = 16 // x.element_size()
@@ -87,6 +102,11 @@ def _slices(ends: Tensor) -> list[slice]:
 
 @torch.library.custom_op("hyptree::grouped_linear", mutates_args=())
 def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    if _must_not_wait(x):
+        out = x.new_zeros(x.shape[0], weight.shape[1])
+        for member, matrix in zip(_members(ends, x.shape[0]), weight, strict=True):
+            out = torch.where(member, x @ matrix.t(), out)
+        return out
     if _fits(x, weight.shape[1], weight.shape[0]):
         # Row-major matrices or their transposes are both read in place.
         matrix = _row_major(weight) if weight.stride(-1) == 1 else _row_major(weight.mT).mT
@@ -105,6 +125,8 @@ def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 @torch.library.custom_op("hyptree::grouped_outer", mutates_args=())
 def grouped_outer(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """``sum y_i x_i^T`` over the rows i of each group: (S, M), (S, K) -> (E, M, K)."""
+    if _must_not_wait(x):
+        return torch.stack([torch.where(own, y, 0).t() @ torch.where(own, x, 0) for own in _members(ends, x.shape[0])])
     if _fits(x, y.shape[1], ends.shape[0]):
         out = F.grouped_mm(_row_major(y).t(), _row_major(x), offs=ends)
         if out.is_cuda and torch.cuda.get_device_capability(out.device) >= (10, 0):

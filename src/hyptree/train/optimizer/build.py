@@ -1,16 +1,23 @@
-"""AdamW or SGD with timm's parameter groups, and ours where a model has points or curvatures among its parameters."""
+"""AdamW or SGD with timm's parameter groups and ours for points and curvatures; the learning rate; the average.
+
+The learning rate is a function of the step: no state, so nothing to save and nothing to get wrong on resume.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from hyptree.errors import UserError
 from hyptree.geometry import curvature_parameters, manifold_of, mark_points
-from hyptree.train.run.recipe import OptimSettings
+from hyptree.train.run.recipe import OptimSettings, ScheduleSettings
 
 Marks = dict[str, tuple[bool | None, float]]
 """By a parameter's name: whether it is spared weight decay (None: as usual), its share of the learning rate."""
@@ -160,7 +167,84 @@ def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
         optimizer.found_inf = None  # type: ignore[attr-defined]
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every group its share of the learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_scale"]
+class Schedule:
+    """How many steps a run has, and the share of the top learning rate that each one gets."""
+
+    def __init__(self, settings: ScheduleSettings, steps_per_epoch: int):
+        self.settings, self.steps_per_epoch = settings, steps_per_epoch
+        by_steps = settings.steps is not None
+        self.num_steps: int = settings.steps or round(settings.epochs * steps_per_epoch)
+        """Optimiser steps of the whole run."""
+        self.num_warmup_steps = round(settings.warmup * (1 if by_steps else steps_per_epoch))
+        """Steps before the top is reached."""
+        if self.num_steps < 1:
+            raise UserError(
+                f"schedule.epochs {settings.epochs:g} is less than one step (an epoch has {steps_per_epoch})"
+            )
+
+    def factor(self, step: int) -> float:
+        """Share of the top learning rate at this step (from 0): rises linearly or waits, then falls to ``min_lr``.
+
+        The first step of a warm-up of n has 1/(n + 1), the first after it 1; the last step of the run comes out just
+        above ``min_lr``, which would be that of the step after it.
+        """
+        warmup = self.num_warmup_steps
+        if step < warmup and self.settings.warmup_lr is not None:
+            return self.settings.warmup_lr
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        low = self.settings.min_lr
+        done = (step - warmup) / max(1, self.num_steps - warmup)
+        if self.settings.name == "constant":
+            return 1.0
+        if self.settings.name == "poly":
+            return low + (1 - low) * (1 - done) ** self.settings.power
+        return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+class Ema:
+    """The average of everything in a model's state dict; whole numbers (counters) are copied.
+
+    The decay warms up, ``min(decay, (1 + t) / (10 + t))`` after ``t`` updates, so that the fresh weights are forgotten
+    within a short run too. Sharded parameters are averaged shard by shard.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.num_updates = 0
+        self.tensors: dict[str, Tensor] = {name: t.detach().clone() for name, t in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the model's weights as they are now."""
+        self.num_updates += 1
+        decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
+        averages, values = [], []
+        for name, value in model.state_dict().items():
+            mine, value = _local(self.tensors[name]), _local(value)
+            if mine.is_floating_point():
+                averages.append(mine)
+                values.append(value)
+            else:
+                mine.copy_(value)
+        torch._foreach_lerp_(averages, values, 1 - decay)
+
+    @contextlib.contextmanager
+    def swapped_in(self, model: nn.Module) -> Iterator[None]:
+        """Inside, the model has the averaged weights; afterwards its own again, bit for bit."""
+        own = {name: t.detach().clone() for name, t in model.state_dict().items()}
+        try:
+            _fill(model, self.tensors)
+            yield
+        finally:
+            _fill(model, own)
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    for name, target in model.state_dict().items():
+        _local(target).copy_(_local(tensors[name]))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

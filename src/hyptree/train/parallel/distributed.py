@@ -1,6 +1,7 @@
 """The processes of a run: one on a laptop, several under torchrun. accelerate finds them and their devices.
 
-With one process every function here is the identity, so the loop reads the same for one and for many.
+With one process every function here is the identity, so the loop reads the same for one and for many. And sums are
+taken in a fixed order, so that the same run gives the same bits.
 """
 
 from __future__ import annotations
@@ -57,18 +58,12 @@ class Processes:
         self._whole: list[nn.Parameter] = []
         """Parameters of a sharded model that cannot be cut: single numbers."""
 
-    def __str__(self) -> str:
-        kind = "fsdp2" if self.shards else "ddp"
-        return self.device.type + (f" x {self.size} ({kind})" if self.size > 1 else "")
-
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model as the training step calls it. Under FSDP2 the given model itself is sharded, in place.
 
         FSDP2 is torch's ``fully_shard``, called here because accelerate offers it for GPUs only: this way what two
         processes on a CPU test is what runs on many GPUs.
         """
-        if self.size == 1:
-            return model
         if not self.shards:
             return self.accelerator.prepare_model(model)
         from torch.distributed.device_mesh import init_device_mesh
@@ -86,14 +81,13 @@ class Processes:
         fully_shard(model, **options)
         return model
 
-    def no_sync(self, model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[Any]:
-        """Around a backward pass; without ``sync`` the gradients stay with this process (accumulation)."""
-        if self.size == 1:
-            return contextlib.nullcontext()
+    def no_sync(self, model: nn.Module, waits: bool) -> contextlib.AbstractContextManager[Any]:
+        """Around a backward pass; while it ``waits`` the gradients stay with this process (accumulation)."""
         if self.shards:
-            model.set_requires_gradient_sync(sync)  # type: ignore[operator]
-            return contextlib.nullcontext()
-        return contextlib.nullcontext() if sync else model.no_sync()  # type: ignore[operator]
+            model.set_requires_gradient_sync(not waits)  # type: ignore[operator]
+        elif waits:
+            return model.no_sync()  # type: ignore[operator]
+        return contextlib.nullcontext()
 
     def sync_rest(self, model: nn.Module) -> None:
         """After the backward pass of a sharded model: what DDP does and ``fully_shard`` leaves to us.
@@ -101,8 +95,6 @@ class Processes:
         Gradients of single numbers become their mean, buffers (running means of a batch norm) those of the first
         process.
         """
-        if not self.shards:
-            return
         self.sync_buffers(model)
         if self._whole:
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._whole]
@@ -111,18 +103,14 @@ class Processes:
 
     def sync_buffers(self, model: nn.Module) -> None:
         """Give every process the buffers of the first one, but those that count what each does: no part of a state."""
-        if self.size > 1:
-            kept = model.state_dict()
-            for name, buffer in model.named_buffers():
-                if name in kept:
-                    dist.broadcast(buffer, 0)
+        kept = model.state_dict()
+        for name, buffer in model.named_buffers():
+            if name in kept:
+                dist.broadcast(buffer, 0)
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
         """Inside, a sharded model is whole in every process: a forward pass needs nobody else."""
-        if not self.shards:
-            yield
-            return
         from torch.distributed.fsdp import FSDPModule
 
         shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -155,39 +143,30 @@ class Processes:
         mean: Tensor = self.accelerator.reduce(tensor.to(self.device), "mean")
         return mean
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
-        return bool(self.mean(torch.tensor(float(flag))) > 0)
-
-    def from_main(self, work: Callable[..., T], *args: Any) -> T:
-        """What ``work`` gives in the first process, in every process; its error is everybody's error."""
-        result: Any = self.together(work if self.is_main else _nothing, *args, share=True)
-        return result
-
-    def together(self, work: Callable[..., T], *args: Any, share: bool = False) -> T:
+    def together(self, work: Callable[..., T], *args: Any, on_main: bool = False) -> T:
         """Do ``work`` in every process, and stop all of them when it is a ``UserError`` in any: no one waits forever.
 
         The first process raises the error (and so prints it); the others leave with the same exit code in silence.
 
         Args:
-            share: give every process what the first one got.
+            on_main: only the first process works, and gives what it got to the others.
         """
         if self.size == 1:
             return work(*args)
         result: T | None = None
         problem = None
         try:
-            result = work(*args)
+            result = None if on_main and not self.is_main else work(*args)
         except UserError as error:
             problem = str(error)
         answers: list[Any] = [None] * self.size
-        dist.all_gather_object(answers, (problem, result if share and self.is_main else None))
+        dist.all_gather_object(answers, (problem, result if on_main else None))
         problems = [problem for problem, _ in answers if problem is not None]
         if problems:
             if self.is_main:
                 raise UserError(problems[0])
             raise SystemExit(2)
-        return answers[0][1] if share else result  # type: ignore[return-value]
+        return answers[0][1] if on_main else result  # type: ignore[return-value]
 
     def close(self) -> None:
         """Leave the group of processes; they may open another one afterwards, all of them."""
@@ -199,11 +178,32 @@ class Processes:
             type(self.accelerator.state)._reset_state(reset_partial_state=True)
 
 
-def _nothing(*_: Any) -> None:
-    """What a process does while the first one works."""
-
-
 def _join_again(backend: str) -> None:
     """A group after one that was left: it meets under another name, since what the first one wrote is still there."""
     store, rank, size = next(dist.rendezvous("env://"))
     dist.init_process_group(backend, store=dist.PrefixStore(f"group{_num_closed}", store), rank=rank, world_size=size)
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Sums in a fixed order wherever torch offers one: the same run gives the same bits on a GPU too.
+
+    The gradient of fused attention is an exception, of which torch warns: it has a fixed order only where an operation
+    without one is an error, which would end the runs of other models.
+    """
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    options: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill, benchmark = options.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    options.fill_uninitialized_memory = False  # costs a pass over every new tensor
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        options.fill_uninitialized_memory = fill
+        torch.backends.cudnn.benchmark = benchmark

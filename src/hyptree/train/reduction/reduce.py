@@ -69,13 +69,13 @@ def _measure_all(settings: ReduceSettings, subject: ReducedModel) -> Results:
 
     about = subject.about(settings)
     path = settings.out / "results.json"
-    before = Results.read(path) if path.is_file() and not settings.fresh else None
+    before = Results.read(path) if path.is_file() and not settings.overwrite else None
     if before is not None and before.about != about:
         differing = [key for key in about if before.about.get(key) != about[key]]
         key = next((key for key in differing if key not in ("weights", "notes")), "weights")  # a hash tells little
         raise UserError(
             f"{settings.out} holds results with another {key} ({before.about.get(key)}, now {about.get(key)}); "
-            "give another --out, or --fresh to replace them"
+            "give another --out, or --overwrite to replace them"
         )
     settings.out.mkdir(parents=True, exist_ok=True)
     results = Results(about, describe(), [] if before is None else before.rows)
@@ -103,8 +103,7 @@ def reduce_picture(
 ) -> Shown:
     """What every reduction makes of one picture, and the dendrograms of atc at the keep rate nearest to a half."""
     from hyptree.data.pictures.single import fit
-    from hyptree.explore.draw.dendrogram import LayerTree
-    from hyptree.explore.draw.reduced_pictures import Drawing, Shown
+    from hyptree.explore.draw.reduced_pictures import Drawing, LayerTree, Shown
 
     picture = fit(picture, subject.data.size)
     x = subject.normalised(torch.from_numpy(picture.copy()).permute(2, 0, 1)[None])

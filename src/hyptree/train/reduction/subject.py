@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,13 @@ from torch import Tensor, nn
 
 from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, DataSettings, read_data_flag
 from hyptree.errors import UserError, as_user_error
+from hyptree.files import hash_tensors
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import load_task
 from hyptree.train.parallel.distributed import Processes
 from hyptree.train.run.recipe import ModelSettings, Recipe
 from hyptree.train.run.settings import ReduceSettings
+from hyptree.train.source import find_model
 from hyptree.train.task import Task
 from hyptree.train.tasks import build_task
 
@@ -104,9 +105,7 @@ class ReducedModel:
     def fingerprint(self) -> str:
         """Sixteen letters that change when a weight does."""
         digest = hashlib.sha256()
-        for name, value in self.model.state_dict().items():
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())  # of any dtype
+        hash_tensors(digest, self.model.state_dict())
         return digest.hexdigest()[:16]
 
 
@@ -141,9 +140,7 @@ def load_subject(settings: ReduceSettings) -> ReducedModel:
         settings.batch_size = 256 if on_gpu else 8
     if settings.repeats is None:
         settings.repeats = 9 if on_gpu else 3
-    is_run = Path(settings.model).is_dir()
-    if not is_run and ("/" in settings.model or "\\" in settings.model):
-        raise UserError(f"{settings.model}: no such folder; give the folder of a run, or a name that timm knows")
+    is_run = find_model(settings.model, "run", "timm").kind == "run"
     subject = (_from_run if is_run else _from_name)(settings, device)
     if settings.data != "none" and (is_run or settings.data is not None):
         _add_batches(subject, settings.split)
@@ -157,7 +154,7 @@ def _from_run(settings: ReduceSettings, device: torch.device) -> ReducedModel:
     recipe = RunFolder(settings.model).recipe(Recipe)
     if recipe.task != "classify":
         raise UserError(f"{settings.model} is a run of the task {recipe.task}; hyptree reduce measures classifiers")
-    recipe.tokens.keep = 1.0  # whatever it was trained with, here the plain model is reduced
+    recipe.tokens = None  # whatever it was trained with, here the plain model is reduced
     if settings.data not in (None, "none"):
         name, root = read_data_flag(settings.data)
         recipe.data = dataclasses.replace(recipe.data, name=name, root=root, num_classes=None)
@@ -169,13 +166,13 @@ def _from_name(settings: ReduceSettings, device: torch.device) -> ReducedModel:
     import timm
 
     from hyptree.data.pictures.single import default_size
+    from hyptree.data.seeding import reseed
     from hyptree.train.model import create_model, load_weights
-    from hyptree.train.parallel.determinism import seed_all
 
     chosen = ModelSettings(settings.model, pretrained=settings.pretrained)
     if settings.size is not None:
         chosen.args["img_size"] = settings.size
-    seed_all(settings.seed)
+    reseed(settings.seed, gpus=True)
     options: dict[str, Any] = {}
     about = timm.get_pretrained_cfg(settings.model) if timm.is_model(settings.model) else None
     mean, std = (getattr(about, "mean", IMAGENET_MEAN), getattr(about, "std", IMAGENET_STD))

@@ -43,11 +43,20 @@ class Reporter:
         if not writes:
             return
         with contextlib.ExitStack() as opened:  # where the second is refused, the first is closed
-            self._log = opened.enter_context(open_log(folder.path / "log.txt"))
+            self._log = opened.enter_context(open_log(folder.log))
             self._metrics = opened.enter_context(open_log(folder.metrics))
             self._stack = opened.pop_all()
+        with contextlib.suppress(ImportError, OSError):  # says that somebody trains here, see RunFolder.is_running
+            import fcntl
+
+            fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if tensorboard and find_spec("tensorboard") is not None:
-            self._board = self._stack.enter_context(_board(folder, step))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # third parties' own deprecations
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1)
+            self._stack.callback(self._board.close)
         if self.shows and sys.stdout.isatty() and find_spec("rich") is not None:
             self._bar = self._stack.enter_context(progress_bar("train", num_steps, stream=sys.stdout, done=step))
 
@@ -123,16 +132,3 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-@contextlib.contextmanager
-def _board(folder: RunFolder, step: int) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # third parties' own deprecations
-        from torch.utils.tensorboard import SummaryWriter
-
-        writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1)
-    try:
-        yield writer
-    finally:
-        writer.close()

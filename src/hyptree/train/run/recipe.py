@@ -10,16 +10,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from hyptree.checks import require_numbers
-from hyptree.config import build
+from hyptree.config import build, section_class
 from hyptree.data.settings import DataSettings
-from hyptree.data.text.settings import TextSettings
 from hyptree.errors import UserError
-from hyptree.train.run.settings import EmbedSettings
-from hyptree.vlm.lathadapter.settings import FewShotSettings
-from hyptree.vlm.radial.settings import RadialSettings
 
 
 @dataclass
@@ -72,11 +68,6 @@ class PluginSettings:
                 f"num_leaves must be a multiple of 2^(depth - 1) = {2 ** (self.depth - 1)}, got {self.num_leaves}"
             )
 
-    @property
-    def is_used(self) -> bool:
-        """Whether there is something to put on the model."""
-        return self.name != "none" and self.enabled
-
 
 @dataclass
 class ModelSettings:
@@ -95,12 +86,14 @@ class ModelSettings:
     """Start from the weights that timm downloads for this name."""
     weights: Path | None = None
     """Start from these weights: a run folder or a .safetensors file. Layers whose shape differs start fresh."""
-    plugin: PluginSettings = field(default_factory=PluginSettings)
-    """What is put on the model."""
+    plugin: PluginSettings | None = None
+    """What is put on the model; none that is switched off."""
 
     def __post_init__(self) -> None:
         if self.backbone is not None:  # kept under one name, so that either word can override a saved recipe
             self.name, self.backbone = self.backbone, None
+        if self.plugin is not None and (self.plugin.name == "none" or not self.plugin.enabled):
+            self.plugin = None
 
 
 @dataclass
@@ -265,24 +258,27 @@ class RunSettings:
 
 @dataclass
 class Recipe:
-    """One training run."""
+    """One training run. Sections that a recipe need not have are None; that of its own task is always there.
+
+    The class of a section that one task reads is imported where a recipe has it (``config.section_class``).
+    """
 
     task: str = "classify"
     """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect, radial, fewshot or
     embed."""
     data: DataSettings = field(default_factory=DataSettings)
     """Where the samples come from, and how they are augmented."""
-    text: TextSettings = field(default_factory=TextSettings)
+    text: Any = field(default=None, metadata={"section": "hyptree.data.text.settings:TextSettings"})
     """Where the text comes from, for the task language; data.batch_size then counts blocks of text."""
     model: ModelSettings = field(default_factory=ModelSettings)
     """What is trained."""
-    radial: RadialSettings = field(default_factory=RadialSettings)
+    radial: Any = field(default=None, metadata={"section": "hyptree.vlm.radial.settings:RadialSettings"})
     """Which chains of captions train a text encoder and how, for the task radial; data then counts chains."""
-    fewshot: FewShotSettings = field(default_factory=FewShotSettings)
+    fewshot: Any = field(default=None, metadata={"section": "hyptree.vlm.lathadapter.settings:FewShotSettings"})
     """How a head learns from few pictures and what it is tested on, for the task fewshot."""
-    tokens: TokenSettings = field(default_factory=TokenSettings)
+    tokens: TokenSettings | None = None
     """How many of its tokens a vision transformer keeps."""
-    embed: EmbedSettings = field(default_factory=EmbedSettings)
+    embed: Any = field(default=None, metadata={"section": "hyptree.train.run.settings:EmbedSettings"})
     """Which hierarchy is embedded and how, for the task embed; data.batch_size then counts nodes."""
     loss: LossSettings = field(default_factory=LossSettings)
     """What is made small."""
@@ -302,7 +298,7 @@ class Recipe:
         optimiser than the given one are left out.
         """
         task = str(data.get("task"))
-        section: Any = {f.name: f.default_factory for f in fields(cls)}.get(task)
+        section = cls._section(task)
         if not hasattr(section, "common_defaults"):
             return data
         for key, value in build(section, data.get(task), task, source).common_defaults().items():
@@ -314,10 +310,20 @@ class Recipe:
                 data = {**data, place: {name: value, **keys}}
         return data
 
+    @classmethod
+    def _section(cls, name: str) -> Any:
+        """The class of a section; None where there is no such one."""
+        hints = get_type_hints(cls)
+        return next((section_class(f, hints[name]) for f in fields(cls) if f.name == name), None)
+
     def __post_init__(self) -> None:
-        if self.tokens.keep < 1 and self.task != "classify":
+        own = "text" if self.task == "language" else self.task
+        if getattr(self, own, self) is None:
+            setattr(self, own, self._section(own)())
+        reduces = self.tokens is not None and self.tokens.keep < 1
+        if reduces and self.task != "classify":
             raise ValueError(f"tokens.keep below 1 is for the task classify, the task is {self.task}")
-        if self.model.plugin.is_used and self.tokens.keep < 1:
+        if reduces and self.model.plugin is not None:
             raise ValueError("model.plugin reads a whole feature map, and tokens.keep below 1 leaves none; choose one")
         if self.data.resident and self.task != "classify":
             raise ValueError(f"data.resident is for the task classify, the task is {self.task}; leave it out")
@@ -362,8 +368,9 @@ _NOT_READ = {
 
 def require_read(recipe: Recipe) -> None:
     """Raise if a key was set that the recipe's task does not read: the run would not be what the recipe says."""
-    standard, own = flatten(Recipe(task=recipe.task)), flatten(recipe)
-    others = [section for section, task in _SECTIONS.items() if task != recipe.task]
+    others = [name for name, task in _SECTIONS.items() if task != recipe.task]
+    there = {name: type(section)() for name in others if (section := getattr(recipe, name)) is not None}
+    standard, own = flatten(Recipe(task=recipe.task, **there)), flatten(recipe)
     for name in (*others, *_NOT_READ.get(recipe.task, ())):
         for key, value in own.items():
             if (key == name or key.startswith(f"{name}.")) and value != standard.get(key):

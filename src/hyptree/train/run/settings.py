@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from hyptree.checks import require_numbers
 
@@ -68,7 +68,7 @@ class EmbedSettings:
 class ReduceSettings:
     """Which model is measured with fewer tokens, on what, and how."""
 
-    model: str
+    model: Annotated[str, "MODEL"]
     """Name of a model that timm knows, or a folder that hyptree train wrote."""
     data: str | None = None
     """Pictures to be right about: world, a folder with one folder per class, a .npz file, or NAME:ROOT as in recipes
@@ -110,8 +110,8 @@ class ReduceSettings:
     """Of fresh weights, of the pictures that are timed, and of the method random."""
     out: Path = Path("runs/reduce")
     """Folder for results.json, results.csv, pareto.png and index.html."""
-    fresh: bool = False
-    """Measure again what the folder already has."""
+    overwrite: bool = False
+    """Replace what the folder has; else that is kept, and only the rest is measured."""
     json: bool = False
     """Print the results as JSON."""
 

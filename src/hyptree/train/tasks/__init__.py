@@ -18,7 +18,7 @@ TASKS: dict[str, str] = {
     "language": "hyptree.train.tasks.language:Language",
     "contrast": "hyptree.train.tasks.contrast:Contrast",
     "openvocab": "hyptree.train.tasks.openvocab:OpenVocab",
-    "openvocab_detect": "hyptree.train.tasks.openvocab_detect:OpenVocabDetect",
+    "openvocab_detect": "hyptree.train.tasks.detect:OpenVocabDetect",
     "embed": "hyptree.train.tasks.embed:Embed",
     "radial": "hyptree.train.tasks.radial:Radial",
     "fewshot": "hyptree.train.tasks.fewshot:FewShot",
@@ -32,6 +32,6 @@ def build_task(recipe: Recipe) -> Task:
     require_known("unknown task {!r}", [recipe.task], TASKS)
     module, name = TASKS[recipe.task].split(":")
     task: Task = getattr(import_module(module), name)(recipe)
-    if recipe.model.plugin.is_used and not task.takes_plugin:
+    if recipe.model.plugin is not None and not task.takes_plugin:
         raise UserError(f"the task {recipe.task} takes no model.plugin, got {recipe.model.plugin.name}; leave it out")
     return task

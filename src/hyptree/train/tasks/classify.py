@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from hyptree.errors import UserError
 from hyptree.evaluate.hierarchy.mistakes import hierarchy_scores
 from hyptree.train.model import create_model, reduce_tokens, require_size
-from hyptree.train.plugin import PluginNumbers, logits_of, plug_in, with_plugin_loss
-from hyptree.train.run.recipe import Recipe
-from hyptree.train.task import Task
+from hyptree.train.task import Gather, Task
 from hyptree.tree import Tree
 
 Batch = dict[str, Tensor]
@@ -26,11 +24,8 @@ class Classify(Task):
 
     metric = "top1"
     takes_plugin = True
-
-    def __init__(self, recipe: Recipe):
-        super().__init__(recipe)
-        self._mixer: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None = None
-        self._tree: Tree | None = None
+    _mixer: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None = None
+    _tree: Tree | None = None
 
     def describe(self, dataset: Any) -> dict[str, Any]:
         """Class names, and the hierarchy above them as parents (its first nodes are the classes)."""
@@ -56,21 +51,17 @@ class Classify(Task):
             smoothing = self.recipe.loss.label_smoothing
             self._mixer = Mixer(augment, num_classes, smoothing=smoothing, seed=self.recipe.run.seed)
         model = require_size(create_model(self.recipe.model, num_classes=num_classes), self.recipe.data.size)
-        model = reduce_tokens(model, self.recipe.tokens)
-        return plug_in(model, self.recipe.model.plugin, lr=self.recipe.optim.lr, size=self.recipe.data.size)
+        if self.recipe.tokens is not None:
+            reduce_tokens(model, self.recipe.tokens)
+        if self.recipe.model.plugin is not None:
+            from hyptree.train.plugin import plug_in
+
+            model = plug_in(model, self.recipe.model.plugin, lr=self.recipe.optim.lr, size=self.recipe.data.size)
+        return model
 
     def pack(self, images: Tensor, labels: Tensor) -> Batch:
         """The batch of pictures that lie in memory: (B, 3, S, S) and (B,)."""
         return {"image": images, "label": labels}
-
-    def build_loader(self, dataset: Any, train: bool, *, world_size: int = 1, **options: Any) -> Any:
-        share = self.recipe.data.batch_size // self.recipe.run.accumulate // world_size
-        if train and self.recipe.data.augment.mixes and share % 2:
-            raise UserError(
-                f"mixup and cutmix need an even number of pictures at once, got {share} (data.batch_size "
-                f"{self.recipe.data.batch_size} over {self.recipe.run.accumulate} parts and {world_size} processes)"
-            )
-        return super().build_loader(dataset, train, world_size=world_size, **options)
 
     def prepare_batch(self, batch: Batch, step: int) -> Batch:
         if self._mixer is None:
@@ -80,20 +71,23 @@ class Classify(Task):
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         output = model(batch["image"])
-        logits = logits_of(output).float()
+        logits = (output if isinstance(output, Tensor) else output.logits).float()
         if "target" in batch:  # (B, K), smoothed by the mixer
-            return with_plugin_loss(model, output, F.cross_entropy(logits, batch["target"]), {})
+            return self.with_plugin(model, output, F.cross_entropy(logits, batch["target"]), {})
         loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.recipe.loss.label_smoothing)
         top1 = (logits.argmax(1) == batch["label"]).float().mean().detach()
-        return with_plugin_loss(model, output, loss, {"top1": top1})
+        return self.with_plugin(model, output, loss, {"top1": top1})
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], gather: Gather) -> dict[str, float]:
         losses, guesses, labels = [], [], []
-        plugin = PluginNumbers(model)
+        ask: Any = model
+        if self.recipe.model.plugin is not None:
+            from hyptree.train.plugin import PluginNumbers
+
+            ask = PluginNumbers(model)  # type: ignore[arg-type]
         for batch in batches:
-            logits = logits_of(plugin.ask(model, batch["image"])).float()
+            output = ask(batch["image"])
+            logits = (output if isinstance(output, Tensor) else output.logits).float()
             losses.append(F.cross_entropy(logits, batch["label"], reduction="none"))
             guesses.append(logits.topk(min(5, logits.shape[1])).indices)
             labels.append(batch["label"])
@@ -106,4 +100,4 @@ class Classify(Task):
         }
         if self._tree is not None:
             scores |= hierarchy_scores(self._tree, guess.numpy(), label.numpy(), self._num_classes)
-        return scores | plugin.means(gather)
+        return scores if ask is model else scores | ask.means(gather)

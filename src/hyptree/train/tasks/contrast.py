@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from hyptree.config import build
 from hyptree.data.sample import Sample
 from hyptree.errors import UserError
 from hyptree.train.run.recipe import Recipe
-from hyptree.train.task import Task
+from hyptree.train.task import Gather, Task
 from hyptree.vlm.clip.contrast import chain_loss, contrastive_loss, entailment_loss
 from hyptree.vlm.clip.contrast_scores import score_embeddings
 from hyptree.vlm.clip.world_clip import WorldClip, build_clip, preset
@@ -195,9 +195,7 @@ class Contrast(Task):
 
     # ----------------------------------------------------------------------------------------------------- numbers
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], gather: Gather) -> dict[str, float]:
         assert isinstance(model, WorldClip)
         images, places = [], []
         for batch in batches:

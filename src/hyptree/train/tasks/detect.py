@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.data.sample import BadSample, Sample
-from hyptree.errors import UserError, require
+from hyptree.errors import UserError, require, require_known
 from hyptree.evaluate.pictures.detection import CocoScorer
-from hyptree.train.plugin import with_plugin_loss
 from hyptree.train.run.recipe import Recipe
-from hyptree.train.task import Task
-from hyptree.train.tasks.dense import ScoredSample, build_dense
+from hyptree.train.task import Gather, Task
+from hyptree.train.tasks.segment import ScoredSample, build_dense
 
 _NUM_LOOKED_AT = 32
 """Samples that may be unreadable before it is given up to find out whether there are masks."""
@@ -86,11 +85,9 @@ class Detect(Task):
             targets = [{name: value for name, value in t.items() if name != "masks"} for t in targets]
         losses: dict[str, Tensor] = model(batch["image"], targets)
         total = torch.stack([loss.float() for loss in losses.values()]).sum()
-        return with_plugin_loss(model, None, total, {name: loss.detach() for name, loss in losses.items()})
+        return self.with_plugin(model, None, total, {name: loss.detach() for name, loss in losses.items()})
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[dict[str, Any]], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[dict[str, Any]], gather: Gather) -> dict[str, float]:
         from hyptree.data.pictures.single import resize_detections
 
         scorer = CocoScorer(self._classes, self._category_ids, image_ids=self._image_ids, has_masks=self._has_masks)
@@ -153,3 +150,54 @@ def _has_masks(dataset: Any) -> bool:
         except BadSample:
             continue
     raise UserError(f"the first {_NUM_LOOKED_AT} pictures cannot be read; check the data")
+
+
+class WithoutBoxes:
+    """A dataset in which the boxes and masks of some classes are left out; their pixels are part of the background."""
+
+    def __init__(self, dataset: Any, names: tuple[str, ...]):
+        self.dataset = dataset
+        self.labels = {dataset.box_classes.index(name) + 1 for name in names}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":  # not while it is copied into a worker
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Sample:
+        sample: Sample = self.dataset[index]
+        if sample.boxes is None or sample.box_labels is None:
+            return sample
+        keep = [i for i, label in enumerate(sample.box_labels.tolist()) if label not in self.labels]
+        parts = {
+            name: value[keep]
+            for name in ("boxes", "box_labels", "masks", "crowd")
+            if (value := getattr(sample, name)) is not None
+        }
+        return dataclasses.replace(sample, **parts)
+
+
+class OpenVocabDetect(Detect):
+    """As ``detect``; ``model.args.novel`` names classes whose objects training does not show.
+
+    The detector alone is scored here, by its own labels, of which it never gives a novel one a high score.
+    ``hyptree.train.openvocab`` names its boxes by text.
+    """
+
+    def __init__(self, recipe: Recipe):
+        args = dict(recipe.model.args)
+        novel = args.pop("novel", ())
+        if not isinstance(novel, (list, tuple)) or not all(isinstance(name, str) for name in novel):
+            raise UserError(f"model.args.novel must be a list of class names, got {novel!r}")
+        self.novel = tuple(novel)
+        # The rest of model.args is for the backbone. A copy: the run keeps the recipe as it was given.
+        super().__init__(dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, args=args)))
+
+    def build_dataset(self, split: str) -> Any:
+        dataset = super().build_dataset(split)
+        where = f"model.args.novel: data {self.recipe.data.name}"
+        require_known(f"{where} has no class {{!r}}", self.novel, dataset.box_classes, "see the names of its objects")
+        return WithoutBoxes(dataset, self.novel) if split == "train" and self.novel else dataset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from hyptree.evaluate.hierarchy.embedding import Embedding, make_manifold, measu
 from hyptree.nn import ManifoldEmbedding
 from hyptree.train.embedding.batches import Batches, initial_points
 from hyptree.train.embedding.objectives import cone_loss, distance_loss
-from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.optimizer.build import Schedule
 from hyptree.train.run.recipe import Recipe
-from hyptree.train.task import Task
+from hyptree.train.task import Gather, Task
 
 Batch = dict[str, Any]
 
@@ -123,9 +123,7 @@ class Embed(Task):
 
     # ----------------------------------------------------------------------------------------------------- numbers
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], gather: Gather) -> dict[str, float]:
         """Every process measures the whole table."""
         embedding = self.embedding(model)
         return measure(embedding, num_samples=sample_size(len(embedding.names), self.settings.num_ranked))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hyptree.data.seeding import mix_bits
 from hyptree.data.settings import read_data_flag
 from hyptree.errors import UserError
 from hyptree.train.run.recipe import Recipe
-from hyptree.train.task import Task
+from hyptree.train.task import Gather, Task
 from hyptree.vlm.adapters.base import samples
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
 from hyptree.vlm.encoders.features import SHIFTS, FeatureSet, PixelSet, encoder_fingerprint, labels_of, picture_features
@@ -251,11 +251,9 @@ class FewShot(Task):
             p._lr_scale = (settings.attribute_lr or recipe.optim.lr) / recipe.optim.lr  # type: ignore[attr-defined]
         for p in (*head.parameters(), *host.parameters()):
             p._no_weight_decay = False  # type: ignore[attr-defined]  # vectors are decayed too, as published
-        self._is_checked = False
         return FewShotModel(head, host, names, self.fingerprint)
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        self._check(model)
         _, losses = model(batch["inputs"], batch["label"])
         loss = losses.pop("total")
         if not loss.requires_grad:  # with these parts nothing that is learned reaches it
@@ -264,10 +262,7 @@ class FewShot(Task):
 
     # ----------------------------------------------------------------------------------------------------- numbers
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
-        self._check(model)
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], gather: Gather) -> dict[str, float]:
         assert isinstance(model, FewShotModel)
         tallies: dict[str, Tally] = {}
         for batch in batches:
@@ -282,12 +277,6 @@ class FewShot(Task):
             new = tallies.pop(NEW).numbers()["top1"]
             numbers |= {"base": top1, "new": new, "h": harmonic_mean(top1, new)}
         return numbers | {name: tally.numbers()["top1"] for name, tally in tallies.items()}
-
-    def _check(self, model: nn.Module) -> None:
-        """Once, before the first batch: whether weights that were filled in belong to this encoder."""
-        if not self._is_checked:
-            model.check_base()  # type: ignore[operator]
-            self._is_checked = True
 
 
 def by_name(datas: Sequence[str], key: str) -> dict[str, str]:

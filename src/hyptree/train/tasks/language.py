@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from hyptree.errors import UserError, as_user_error, require
 from hyptree.evaluate.text.perplexity import as_score, batch_sums, byte_lengths
 from hyptree.evaluate.text.residual_stream import stream_statistics
 from hyptree.train.run.recipe import Recipe
-from hyptree.train.task import Task
+from hyptree.train.task import Gather, Task
 
 Batch = dict[str, Tensor]
 TWIN = "twin:"
@@ -107,9 +107,7 @@ class Language(Task):
         """Length of the stream after each layer, share of numbers at a bound, load and curvature of experts."""
         return stream_statistics(model, batch)
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], gather: Gather) -> dict[str, float]:
         assert self._token_bytes is not None
         sums = []
         for batch in batches:

@@ -13,8 +13,9 @@ from hyptree.errors import UserError
 from hyptree.evaluate.pictures.openvocab_scores import split_scores
 from hyptree.evaluate.pictures.segmentation import Confusion
 from hyptree.train.run.recipe import Recipe
+from hyptree.train.task import Gather
 from hyptree.train.tasks.segment import KeepLabelMap, Segment, resize_scores
-from hyptree.vlm.openvocab.loss import pixel_loss
+from hyptree.vlm.openvocab.cost_volume import pixel_loss
 from hyptree.vlm.openvocab.settings import OpenVocabSettings
 from hyptree.vlm.radii import radius_summary
 
@@ -66,7 +67,6 @@ class OpenVocab(Segment):
             self.radius_before = radius_summary(model.text_features(self._classes))
         places = [self._seen.index(name) if name in self._seen else IGNORE for name in self._classes]
         self._table = torch.tensor([*places, *[IGNORE] * (256 - len(places))], dtype=torch.uint8)
-        self._is_checked = False
         self._trains_text = any(parameter.requires_grad for parameter in self.encoder.text_parameters())
         self._frozen_text: Tensor | None = None  # of the seen classes, where no step changes it
         return model
@@ -81,7 +81,6 @@ class OpenVocab(Segment):
         return KeepLabelMap(eval_transform(size, "segment", mean=form.mean, std=form.std))
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        self._check(model)
         truth = self._truth(batch)
         if self._frozen_text is None and not self._trains_text:
             with torch.no_grad():
@@ -102,12 +101,9 @@ class OpenVocab(Segment):
         self._table = self._table.to(batch["semantic"].device)
         return self._table[batch["semantic"].long()]
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], gather: Gather) -> dict[str, float]:
         from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
 
-        self._check(model)
         assert isinstance(model, OpenVocabSegmenter)
         text = model.text_features(self._classes)
         head, cosine = (Confusion(len(self._classes), text.device) for _ in range(2))
@@ -125,9 +121,3 @@ class OpenVocab(Segment):
             "text_radius": radius_summary(text)["radius"]["mean"],
             "text_radius_before": self.radius_before["radius"]["mean"],
         }
-
-    def _check(self, model: nn.Module) -> None:
-        """Once, before the first batch: whether weights that were filled in belong to this CLIP."""
-        if not self._is_checked:
-            getattr(model, "module", model).check_base()  # type: ignore[operator]
-            self._is_checked = True

@@ -23,9 +23,9 @@ from hyptree.data.hierarchies.hierarcaps import (
 from hyptree.data.plan import Loader, Plan
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
-from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.optimizer.build import Schedule
 from hyptree.train.run.recipe import Recipe
-from hyptree.train.task import Task
+from hyptree.train.task import Gather, Task
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
 from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.radial.loss import ConeLoss, RadialLoss, exterior_angle, root_distance
@@ -57,7 +57,6 @@ class Radial(Task):
         if s.objective == "cones":
             self.loss = ConeLoss(weights, s.geometry, s.hard_weight > 0, size=s.cone_size, margin=s.cone_margin)
         self._first: TextTable | None = None
-        self._is_checked = False
         self._batches: ChainBatches | None = None
 
     # -------------------------------------------------------------------------------------------------------- data
@@ -135,7 +134,6 @@ class Radial(Task):
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         assert self._first is not None
-        self._check(model)
         root, texts = self._embed(model, batch)
         first = self._first.rows([text for chain in batch["chains"] for text in chain.texts])
         first = first.view(-1, *texts.shape[1:]).to(texts.device)
@@ -157,19 +155,10 @@ class Radial(Task):
             return lifted
         return texts
 
-    def _check(self, model: nn.Module) -> None:
-        """Once, before the first batch: whether weights that were filled in belong to this encoder."""
-        if not self._is_checked:
-            getattr(model, "module", model).check_base()  # type: ignore[operator]
-            self._is_checked = True
-
     # ----------------------------------------------------------------------------------------------------- numbers
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], gather: Gather) -> dict[str, float]:
         """Angles to the next caption and to its contradiction; how well distances from the root rise along chains."""
-        self._check(model)
         parts, root = [], torch.empty(0)
         for batch in batches:
             root, texts = self._embed(model, batch)

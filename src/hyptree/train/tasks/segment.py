@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,11 +13,56 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.data.sample import IGNORE, BadSample, Sample
-from hyptree.errors import UserError
+from hyptree.errors import UserError, as_user_error, require_known
 from hyptree.evaluate.pictures.segmentation import Confusion
-from hyptree.train.plugin import with_plugin_loss
-from hyptree.train.task import Task
-from hyptree.train.tasks.dense import ScoredSample, build_dense
+from hyptree.train.run.recipe import Recipe
+from hyptree.train.task import Gather, Task
+
+
+@dataclass
+class ScoredSample(Sample):
+    """A sample on its way to be scored: the picture as the model sees it, the truth as the dataset gave it.
+
+    Numbers are then those of the dataset, whatever size the model looks at: predictions are brought to the truth, never
+    the truth to the predictions.
+    """
+
+    truth: dict[str, Tensor] | None = None
+    """Label map, or boxes, labels, masks and crowd, in the pixels of the dataset."""
+    full_size: tuple[int, int] = (0, 0)
+    """Height and width of the picture in the dataset."""
+    extent: tuple[int, int] = (0, 0)
+    """Height and width that the picture takes up, from the upper left corner, in what the model sees."""
+
+
+def build_dense(make: Callable[..., Any], recipe: Recipe, num_classes: int, **options: Any) -> nn.Module:
+    """A backbone of the recipe's name and arguments with the decoder that ``make(backbone, num_classes, ...)`` adds.
+
+    A plug-in of the recipe goes between them.
+
+    Args:
+        options: of the decoder; the recipe's ``model.head`` wins over them.
+
+    Raises:
+        UserError: no such model, or options that backbone or decoder do not take.
+    """
+    from hyptree.models.decoders import pyramid_backbone
+
+    settings = recipe.model
+    choices = [
+        name
+        for name, parameter in inspect.signature(make).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    require_known("unknown key model.head.{}", settings.head, choices)
+    backbone = pyramid_backbone(settings.name, pretrained=settings.pretrained, **settings.args)
+    if settings.plugin is not None:
+        from hyptree.train.plugin import plug_in_features
+
+        backbone = plug_in_features(backbone, settings.plugin, lr=recipe.optim.lr)
+    with as_user_error("model.head"):
+        model: nn.Module = make(backbone, num_classes, **options | settings.head)
+    return model
 
 
 class Segment(Task):
@@ -61,11 +108,9 @@ class Segment(Task):
         smoothing = self.recipe.loss.label_smoothing
         loss = F.cross_entropy(logits, truth, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing) / count
         right = (logits.detach().argmax(1) == truth).sum()
-        return with_plugin_loss(model, None, loss, {"pixel_accuracy": right / count})
+        return self.with_plugin(model, None, loss, {"pixel_accuracy": right / count})
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[dict[str, Any]], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[dict[str, Any]], gather: Gather) -> dict[str, float]:
         device = next(model.parameters()).device
         confusion = Confusion(len(self._classes), device)
         loss = torch.zeros(1, dtype=torch.float64, device=device)

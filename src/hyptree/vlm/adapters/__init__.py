@@ -1,4 +1,4 @@
-"""The adapters that ``hyptree.vlm.attach`` knows, one file each; ``adapter.py`` says what an adapter is.
+"""The adapters that ``hyptree.vlm.attach`` knows, in ``kinds``; ``adapter.py`` says what an adapter is.
 
 A new one is a configuration with ``method`` and ``build``, a ``StackAdapter``, and a line in ``METHODS``.
 """
@@ -11,11 +11,9 @@ from typing import Any
 
 from hyptree.errors import require_known
 from hyptree.vlm.adapters.adapter import AdapterConfig
-from hyptree.vlm.adapters.kinds.diagonal import DiagonalConfig
-from hyptree.vlm.adapters.kinds.full import FullConfig
-from hyptree.vlm.adapters.kinds.lora import LoraConfig
+from hyptree.vlm.adapters.kinds.lora import FullConfig, LoraConfig
 from hyptree.vlm.adapters.kinds.orthogonal import OrthogonalConfig
-from hyptree.vlm.adapters.kinds.scale import ScaleAdapterConfig
+from hyptree.vlm.adapters.kinds.scale import DiagonalConfig, ScaleAdapterConfig
 
 METHODS: dict[str, type[AdapterConfig]] = {
     config.method: config for config in (ScaleAdapterConfig, LoraConfig, DiagonalConfig, OrthogonalConfig, FullConfig)
@@ -24,14 +22,7 @@ METHODS: dict[str, type[AdapterConfig]] = {
 
 
 def adapter_config(method: str, settings: Mapping[str, Any], where: str = "") -> AdapterConfig:
-    """The configuration of a method by its name, from settings as JSON and YAML hold them.
-
-    Args:
-        where: the settings come from, for the message.
-
-    Raises:
-        UserError: an unknown method, or a setting that it does not have.
-    """
+    """The configuration of a method by its name, from settings as JSON and YAML (``where``) hold them."""
     require_known("unknown adapter method {!r}", [method], METHODS)
     cls = METHODS[method]
     require_known(f"{where or cls.__name__} has no setting {{!r}}", settings, [field.name for field in fields(cls)])

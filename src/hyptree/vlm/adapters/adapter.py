@@ -8,7 +8,7 @@ that all layers of a tower are adapted by a few operations. When and how often i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -18,21 +18,10 @@ from torch import Tensor, nn
 from hyptree.errors import UserError, require_known, require_one_of
 from hyptree.vlm.adapters.structure import TARGETS, TOWERS
 
-Space = Literal["weight", "embedding"]
-
 
 @dataclass(frozen=True)
 class SlotStack:
-    """What an adapter is built for.
-
-    Attributes:
-        names: of the matrices, for messages and files.
-        targets: q, k, v, out or mlp, for each.
-        layers: number of the layer, for each.
-        shape: (rows, columns) of each.
-        tower: text or image.
-        dtype: of the parameters.
-    """
+    """What an adapter is built for: matrices of one shape, each with its name, target and layer."""
 
     names: tuple[str, ...]
     targets: tuple[str, ...]
@@ -78,22 +67,23 @@ class AdapterConfig(ABC):
     layers: Literal["all"] | tuple[int, ...] = "all"
 
     def __post_init__(self) -> None:
-        for name in ("targets", "towers"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        for what, known in (("targets", TARGETS), ("towers", TOWERS)):
+            value = getattr(self, what)
+            names = (value,) if isinstance(value, str) else tuple(value)
+            object.__setattr__(self, what, names)
+            if not names or len(set(names)) != len(names):
+                raise UserError(f"{what} must be some of {', '.join(known)}, each once, got {names!r}")
+            require_known(f"unknown {what[:-1]} {{!r}}", names, known)
         layers: Any = self.layers  # what was given, whatever the annotation says
         if not isinstance(layers, str):
             object.__setattr__(self, "layers", tuple(int(layer) for layer in layers))
-        _check_names("targets", self.targets, TARGETS)
-        _check_names("towers", self.towers, TOWERS)
         if layers != "all" and (isinstance(layers, str) or not self.layers):
             raise UserError(f'layers must be "all" or numbers of layers such as (0, 1, -1), got {layers!r}')
-
         for name, choices in (("share", ("none", "blocks", "layers")), ("space", ("weight", "embedding"))):
             require_one_of(name, getattr(self, name, choices[0]), choices)
 
     @property
-    def where(self) -> Space:
+    def where(self) -> Literal["weight", "embedding"]:
         """weight, or embedding for an adapter on what a tower gives in the end."""
         return getattr(self, "space", "weight")
 
@@ -107,9 +97,3 @@ class AdapterConfig(ABC):
             name: dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
         }
-
-
-def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
-    if not names or len(set(names)) != len(names):
-        raise UserError(f"{what} must be some of {', '.join(known)}, each once, got {names!r}")
-    require_known(f"unknown {what[:-1]} {{!r}}", names, known)

@@ -18,7 +18,7 @@ CHILD = "hyptree_adapters"
 
 def device_of(model: nn.Module, name: str) -> torch.device:
     """Where a parameter is when its layer runs."""
-    weight = _weight(model, name)
+    weight = own_weight(model, name)
     for hook, _ in _hooks_around(model, name) if weight.is_meta else ():
         if (device := getattr(hook, "execution_device", None)) is not None:
             return torch.device(device)
@@ -27,7 +27,7 @@ def device_of(model: nn.Module, name: str) -> torch.device:
 
 def _value(model: nn.Module, name: str) -> Tensor | None:
     """The numbers of a parameter; None where there are none (a model on the meta device)."""
-    weight = _weight(model, name)
+    weight: Tensor = own_weight(model, name)
     for hook, inner in _hooks_around(model, name) if weight.is_meta else ():
         if (kept := getattr(hook, "weights_map", None)) is not None:
             weight = kept[inner]
@@ -35,9 +35,10 @@ def _value(model: nn.Module, name: str) -> Tensor | None:
     return None if weight.is_meta else weight.detach()
 
 
-def _weight(model: nn.Module, name: str) -> Tensor:
+def own_weight(model: nn.Module, name: str) -> nn.Parameter:
+    """A parameter that a model itself holds, whatever an adapter makes of it."""
     path, _, attribute = name.rpartition(".")
-    weight = model.get_submodule(path)._parameters[attribute]  # the base, whatever an adapter makes of it
+    weight = model.get_submodule(path)._parameters[attribute]
     assert weight is not None
     return weight
 
@@ -67,12 +68,7 @@ def samples(model: nn.Module, count: int = 64) -> dict[str, list[float]] | None:
 
 
 def warn_of_another_base(model: nn.Module, expected: dict[str, list[float]] | None, what: str, made_on: str) -> None:
-    """Say so where a model has other weights than the one by which ``expected`` was sampled.
-
-    Args:
-        what: was made on that one.
-        made_on: its name.
-    """
+    """Say so where a model has other weights than the one called ``made_on``, by which ``expected`` was sampled."""
     actual = samples(model)
     if not expected or not actual:
         return

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hyptree.errors import UserError, require_known
 from hyptree.vlm.adapters.adapter import AdapterConfig
-from hyptree.vlm.adapters.base import CHILD
+from hyptree.vlm.adapters.base import CHILD, own_weight
 from hyptree.vlm.adapters.embedding import AdaptedEmbedding, embedding_points
 from hyptree.vlm.adapters.group import AdaptedGroup, one_pass
 from hyptree.vlm.adapters.intercept import intercept, release
@@ -66,27 +66,18 @@ class AdapterSet(nn.Module):
     def weight(self, name: str) -> Tensor | None:
         """The adapted weight of this name; None where this adapter leaves it alone."""
         place = self.group_of.get(name)
-        if place is None:
-            return None
-        group = self.groups[place[0]]
-        return group.weight(place[1])  # type: ignore[operator]
+        return place and self.groups[place[0]].weight(place[1])  # type: ignore[operator]
 
 
 class AdapterContainer(nn.Module):
-    """All adapters of a model; one is active, or none.
-
-    Attributes:
-        active: name of the active one.
-        merged: name of the one that is merged into the weights now.
-        enabled: False within ``disable_adapter()``.
-    """
+    """All adapters of a model; one is ``active``, or none; one may be ``merged`` into the weights."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.sets = nn.ModuleDict()
         self.active: str | None = None
         self.merged: str | None = None
-        self.enabled = True
+        self.enabled = True  # False within disable_adapter()
         self.guard: RemovableHandle | None = None
         self.was_trained = {name: p.requires_grad for name, p in model.named_parameters()}
         self._sources: dict[str, Site] = {}
@@ -100,6 +91,11 @@ class AdapterContainer(nn.Module):
         adapter = self.sets[name]
         assert isinstance(adapter, AdapterSet)
         return adapter
+
+    def require_unmerged(self, then: str, name: str | None = None) -> None:
+        """Raise where an adapter, other than the one of this name, is merged into the weights."""
+        if self.merged not in (None, name):
+            raise UserError(f"adapter {self.merged!r} is merged into the model; call unmerge() {then}")
 
     def current(self) -> AdapterSet | None:
         """The adapter that forward passes use."""
@@ -184,16 +180,16 @@ class AdapterContainer(nn.Module):
             weights = embedding.merged()
             assert embedding.point.projection is not None
             written += [(embedding.point.projection[0], attribute, w) for attribute, w in weights.items()]
-        self._before_merge = [(m, attribute, _own(m, attribute).clone()) for m, attribute, _ in written]
+        self._before_merge = [(m, attribute, own_weight(m, attribute).clone()) for m, attribute, _ in written]
         for module, attribute, weight in written:
-            _own(module, attribute).copy_(weight)
+            own_weight(module, attribute).copy_(weight)
         self.merged = name
 
     @torch.no_grad()
     def unmerge(self) -> None:
         """Write the base weights back, bit for bit."""
         for module, attribute, weight in self._before_merge:
-            _own(module, attribute).copy_(weight)
+            own_weight(module, attribute).copy_(weight)
         self._before_merge, self.merged = [], None
 
 
@@ -214,12 +210,6 @@ def adapter_state(model: nn.Module) -> str:
     container = container_of(model)
     current = container and container.current()
     return f"{container.active} {current.config}" if container and current else ""
-
-
-def _own(module: nn.Module, attribute: str) -> Tensor:
-    weight = module._parameters[attribute]
-    assert weight is not None
-    return weight
 
 
 def _adapters_may_be_missing(container: nn.Module, keys: Any) -> None:

@@ -17,29 +17,16 @@ from hyptree.vlm.adapters.structure import warn_of_towers_without
 
 @dataclass(eq=False)
 class EmbeddingPoint:
-    """Where the embeddings of a tower come out.
-
-    Attributes:
-        tower: text or image.
-        name: of the module whose output they are; empty for ``model.encode_text`` itself.
-        module: that module.
-        width: d.
-        device: where they are.
-        projection: ``(module, attribute)`` of the last linear map, into which an adapter can be merged; None where the
-            tower ends otherwise.
-    """
+    """Where the embeddings of a tower, ``width`` numbers each, come out."""
 
     tower: str
     name: str
+    """Of the module whose output they are; empty for ``model.encode_text`` itself."""
     module: nn.Module
     width: int
     device: torch.device
     projection: tuple[nn.Module, str] | None
-
-    @property
-    def is_by_rows(self) -> bool:
-        """Whether the projection is a linear layer (d, width), and not a parameter (width, d)."""
-        return self.projection is not None and isinstance(self.projection[0], nn.Linear)
+    """``(module, attribute)`` of the last linear map, into which an adapter can be merged, where there is one."""
 
     @property
     def weight(self) -> nn.Parameter:
@@ -53,11 +40,7 @@ class EmbeddingPoint:
 
 
 def embedding_points(model: nn.Module, towers: Sequence[str]) -> list[EmbeddingPoint]:
-    """Where the embeddings of these towers come out, in models of open_clip and transformers.
-
-    Raises:
-        UserError: no tower ends in a known way.
-    """
+    """Where the embeddings of these towers come out, in models of open_clip and transformers."""
     points = [point for tower in towers for point in _find(model, tower)]
     if not points:
         raise UserError(
@@ -86,7 +69,12 @@ def _find(model: Any, tower: str) -> Iterator[EmbeddingPoint]:
         if not name and not (is_text and projected):
             return
     module = model.get_submodule(name)
-    width = getattr(module, "output_dim", None) or (projected and _width(projected)) or _last_width(module)
+    width: Any = getattr(module, "output_dim", None)
+    if width is None and projected and not isinstance(projected[0], nn.Linear):
+        width = getattr(*projected).shape[1]
+    elif not width:
+        linear = projected[0] if projected else [m for m in module.modules() if isinstance(m, nn.Linear)][-1]
+        width = linear.out_features
     first = next(inside for inside, _ in module.named_parameters())
     device = device_of(model, f"{name}.{first}".lstrip("."))
     yield EmbeddingPoint(tower, name, module, int(width), device, projected)
@@ -110,15 +98,6 @@ def _projection(part: Any) -> tuple[nn.Module, str] | None:
     return None
 
 
-def _width(projection: tuple[nn.Module, str]) -> int:
-    module, attribute = projection
-    return module.out_features if isinstance(module, nn.Linear) else getattr(module, attribute).shape[1]
-
-
-def _last_width(module: nn.Module) -> int:
-    return [child for child in module.modules() if isinstance(child, nn.Linear)][-1].out_features
-
-
 class AdaptedEmbedding(nn.Module):
     """The parameters of an adapter for the embeddings of one tower."""
 
@@ -137,11 +116,6 @@ class AdaptedEmbedding(nn.Module):
         )
         self.adapter = config.build(self.stack)
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether it does the same to every embedding, so that it can be merged."""
-        return getattr(self.adapter, "cap", None) is None
-
     def forward(self, embeddings: Tensor) -> Tensor:
         """The adapted embeddings (..., d), computed in float32 or better."""
         wide = torch.promote_types(embeddings.dtype, torch.float32)
@@ -153,7 +127,7 @@ class AdaptedEmbedding(nn.Module):
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
         """The last projection, and its bias, with the adapter inside; by attribute of ``point.projection[0]``."""
-        if not self.is_linear:
+        if getattr(self.adapter, "cap", None) is not None:
             raise UserError(
                 'an adapter of embeddings with cap="paper" cuts each one by its own length and cannot be merged into a '
                 'weight; keep it attached, or use cap="none"'
@@ -161,7 +135,7 @@ class AdaptedEmbedding(nn.Module):
         weight = self.point.weight
         assert self.point.projection is not None
         module, attribute = self.point.projection
-        if not self.point.is_by_rows:
+        if not isinstance(module, nn.Linear):  # a parameter (width, d)
             return {attribute: self(weight)}
         tensors = {attribute: self(weight.mT).mT.contiguous()}
         if (bias := module._parameters.get("bias")) is not None:

@@ -47,12 +47,7 @@ def one_pass(groups: Iterable[AdaptedGroup]) -> Iterator[None]:
 
 
 class AdaptedGroup(nn.Module):
-    """The parameters of one adapter for the weights of one shape in one tower.
-
-    Attributes:
-        sites: the weights, in order.
-        adapter: the parameters, stacked over all parts of all sites.
-    """
+    """The parameters of one adapter for the weights of one shape in one tower, stacked over all parts of its sites."""
 
     def __init__(self, sites: list[Site], config: AdapterConfig):
         super().__init__()
@@ -134,9 +129,9 @@ def _uses() -> int:
 
 def _joined(site: Site, adapted: Tensor) -> Tensor:
     """The weight of a site from its adapted parts (parts, rows, columns) and, between them, rows of the base."""
-    if site.is_covered:
-        return adapted.flatten(0, 1)
     base, end = site.base, 0
+    if len(adapted) * adapted.shape[1] == base.shape[0]:  # all of its rows
+        return adapted.flatten(0, 1)
     pieces: list[Tensor] = []
     for slot, part in zip(site.slots, adapted, strict=True):
         if slot.start > end:

@@ -1,8 +1,8 @@
-"""The handle of an adapter: PEFT's verbs for a model that carries one or more of them."""
+"""Putting adapters on a model: ``attach``, and the handle it gives, with PEFT's verbs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,79 @@ from hyptree.vlm.adapters.embedding import AdaptedEmbedding
 from hyptree.vlm.adapters.group import AdaptedGroup
 
 
+def attach(model: Any, config: AdapterConfig, name: str = "default") -> AdapterHandle:
+    """Put a fresh adapter on a model, in place, make it the active one and freeze everything else.
+
+    Layers are found by their structure (``hyptree.vlm.adapters.structure``). The model keeps its classes, its forward
+    pass and the keys of its state dict; the adapter's parameters are added below ``hyptree_adapters``, so that
+    optimizers, DDP and ``.to()`` see them. A base checkpoint can be loaded before and after.
+
+    Args:
+        model: an ``Encoder``, or a bare model of open_clip or transformers.
+        config: which adapter, and where: ``ScaleAdapterConfig``, ``LoraConfig``, ``DiagonalConfig``,
+            ``OrthogonalConfig``, ``FullConfig``.
+        name: of the adapter; a model carries several, of which one is active.
+
+    Raises:
+        UserError: nothing in the model fits, or the name is taken.
+    """
+    module = bare_model(model)
+    if not isinstance(config, AdapterConfig):
+        raise UserError(f"config must be an adapter's configuration such as ScaleAdapterConfig(), got {config!r}")
+    return put_on(model, name, lambda: AdapterSet(module, config))
+
+
+def put_on(model: Any, name: str, build: Callable[[], AdapterSet]) -> AdapterHandle:
+    """The same with the adapter that ``build`` makes; where that raises, nothing has changed."""
+    module = bare_model(model)
+    if not name or "." in name or hasattr(nn.ModuleDict, name):  # it becomes the name of a child module
+        raise UserError(f"an adapter's name must be a word without a dot that torch does not use, got {name!r}")
+    container = container_of(module)
+    if container is not None:
+        if name in container.sets:
+            raise UserError(f"the model has an adapter {name!r} already; give another name, or delete it first")
+        container.require_unmerged("before attaching another")
+    new = build()
+    if container is None:
+        container = AdapterContainer(module)
+        module.requires_grad_(False)
+        module.add_module(CHILD, container)
+        container.guard = module.register_load_state_dict_pre_hook(_refuse_while_merged)
+    container.add(module, name, new)
+    return AdapterHandle(module, name, None if model is module else model).set_adapter(name)
+
+
+def handle_of(model: Any, name: str | None = None) -> AdapterHandle:
+    """The handle of a model that carries an adapter, such as a copy: of the named adapter, or of the active one."""
+    module = bare_model(model)
+    container = container_of(module)
+    if container is None:
+        raise UserError(f"{type(module).__name__} carries no adapter; use attach(model, config)")
+    name = name or container.active or next(iter(container.sets))
+    container[name]  # raises where there is none
+    return AdapterHandle(module, name, None if model is module else model)
+
+
+def bare_model(model: Any) -> nn.Module:
+    """The module of an ``Encoder``, or the module itself."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(module, nn.Module):
+        raise UserError(f"expected a model or an encoder of load_encoder, got {type(model).__name__}")
+    return module
+
+
+def _refuse_while_merged(module: nn.Module, *args: Any) -> None:
+    if (container := container_of(module)) is not None and container.merged is not None:
+        raise UserError(
+            f"adapter {container.merged!r} is merged into the weights that would be overwritten; call unmerge() first, "
+            "or merge_and_unload() to be done with it"
+        )
+
+
 class AdapterHandle:
-    """What ``attach`` returns: one named adapter of one model.
+    """What ``attach`` returns: the adapter ``name`` of the bare ``model``, with the ``encoder`` it was given, if any.
 
     A copy of the model carries copies of its adapters; ``handle_of(copy)`` gives their handle.
-
-    Attributes:
-        model: the bare model.
-        name: of the adapter that this handle stands for.
-        encoder: what ``attach`` was given, if that was an ``Encoder``.
     """
 
     def __init__(self, model: nn.Module, name: str, encoder: Any = None):
@@ -117,8 +181,7 @@ class AdapterHandle:
         """Make an adapter the active one and the only one that is trained; gives its handle."""
         container = self._container
         container[name]  # raises where there is none
-        if container.merged not in (None, name):
-            raise UserError(f"adapter {container.merged!r} is merged into the model; call unmerge() before switching")
+        container.require_unmerged("before switching", name)
         for other in container.sets:
             container[other].requires_grad_(other == name)
         container.active = name
@@ -160,8 +223,7 @@ class AdapterHandle:
     def _in_use(self) -> Iterator[None]:
         """Within, forward passes use this adapter, whichever is the active one."""
         container = self._container
-        if container.merged not in (None, self.name):
-            raise UserError(f"adapter {container.merged!r} is merged into the model; call unmerge() first")
+        container.require_unmerged("first", self.name)
         before, container.active = container.active, self.name
         try:
             yield
@@ -183,8 +245,7 @@ class AdapterHandle:
             UserError: an adapter of embeddings with a cap, or without a projection to go into.
         """
         container = self._container
-        if container.merged is not None and container.merged != self.name:
-            raise UserError(f"adapter {container.merged!r} is merged into the model already; call unmerge() first")
+        container.require_unmerged("first", self.name)
         if container.merged is None:
             container.merge(self.name)
 
@@ -213,11 +274,7 @@ class AdapterHandle:
 
     # ------------------------------------------------------------------ files
     def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> Path:
-        """Write ``adapter.safetensors`` and ``adapter.json``; the base is not in them.
-
-        Args:
-            dtype: e.g. ``torch.float16`` for half the size.
-        """
+        """Write ``adapter.safetensors`` and ``adapter.json``; with ``torch.float16`` they take half the size."""
         from hyptree.vlm.adapters.store import save_adapter
 
         return save_adapter(self, folder, dtype)
@@ -226,15 +283,7 @@ class AdapterHandle:
 
     @classmethod
     def load(cls, model: Any, folder: Path | str, name: str | None = None) -> AdapterHandle:
-        """Attach what ``save`` wrote.
-
-        Args:
-            model: as for ``attach``.
-            name: of the adapter; by default the one that it was saved under.
-
-        Raises:
-            UserError: the adapter was made for another model.
-        """
+        """Attach what ``save`` wrote to a model as ``attach`` takes it; by default under the name it was saved with."""
         from hyptree.vlm.adapters.store import load_adapter
 
         return load_adapter(model, folder, name)
@@ -243,13 +292,9 @@ class AdapterHandle:
     def radius_report(self, texts: Sequence[str] | Tensor | None = None, images: Any = None) -> dict[str, Any]:
         """Norms and hyperbolic radii (2 |z|, for every curvature) of embeddings, before and after this adapter.
 
-        Args:
-            texts: strings if ``attach`` was given an ``Encoder``, else what the bare model takes.
-            images: pictures, likewise.
-
-        Returns:
-            For ``text`` and ``image`` what ``hyptree.vlm.radii.radius_summary`` gives for the base (``before``) and the
-            adapted model (``after``). ``hyptree.vlm.radii.radius_table`` makes lines for people of it.
+        Texts and images are strings and pictures if ``attach`` was given an ``Encoder``, else what the bare one takes.
+        For ``text`` and ``image`` there is what ``hyptree.vlm.radii.radius_summary`` gives for the base (``before``)
+        and the adapted model (``after``). ``hyptree.vlm.radii.radius_table`` makes lines for people of it.
         """
         from hyptree.vlm.radii import radius_summary
 
@@ -269,8 +314,7 @@ class AdapterHandle:
         from hyptree.vlm.encoders.transformers import features_of
 
         if self.encoder is not None:
-            encoded: Tensor = getattr(self.encoder, "encode_text" if kind == "text" else "encode_images")(inputs)
-            return encoded
+            return getattr(self.encoder, "encode_text" if kind == "text" else "encode_images")(inputs)
         bare = type(self.model).__name__
         if not isinstance(inputs, Tensor):
             raise UserError(

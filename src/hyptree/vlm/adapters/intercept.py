@@ -64,8 +64,7 @@ def _class_with(original: Any, names: tuple[str, ...]) -> Any:
 
 def _instance(original: Any, names: tuple[str, ...]) -> nn.Module:
     cls = _class_with(original, names)
-    module: nn.Module = cls.__new__(cls)
-    return module
+    return cls.__new__(cls)
 
 
 def _getter(name: str) -> Any:

@@ -12,12 +12,9 @@ import torch
 from hyptree.errors import UserError
 from hyptree.files import load_tensors, read_json, save_tensors, write_text
 from hyptree.vlm.adapters import adapter_config
-from hyptree.vlm.adapters.adapter import AdapterConfig
-from hyptree.vlm.adapters.attachment import attach, bare_model
 from hyptree.vlm.adapters.base import samples, warn_of_another_base
-from hyptree.vlm.adapters.embedding import embedding_points
-from hyptree.vlm.adapters.handle import AdapterHandle
-from hyptree.vlm.adapters.structure import attachment_points
+from hyptree.vlm.adapters.container import AdapterSet
+from hyptree.vlm.adapters.handle import AdapterHandle, bare_model, put_on
 
 VERSION = 1
 TENSORS, ABOUT = "adapter.safetensors", "adapter.json"
@@ -51,10 +48,10 @@ def save_adapter(handle: AdapterHandle, folder: Path | str, dtype: torch.dtype |
 
 
 def load_adapter(model: Any, folder: Path | str, name: str | None = None) -> AdapterHandle:
-    """Attach a saved adapter to a model that has the weights it was made for."""
+    """Attach a saved adapter to a model that has the weights it was made for; before it is, everything is compared."""
     about = read_about(folder)
-    config = adapter_config(about["method"], about["config"])
-    actual, expected = _shapes(model, config), [(weight, list(shape)) for weight, shape in about["adapted"]]
+    new = AdapterSet(bare_model(model), adapter_config(about["method"], about["config"]))
+    actual, expected = new.adapted_shapes(), [(weight, list(shape)) for weight, shape in about["adapted"]]
     if fingerprint(actual) != about["fingerprint"]:
         raise UserError(f"the adapter in {folder} is for another model: {_difference(expected, actual)}")
     tensors, state = load_tensors(Path(folder) / TENSORS)
@@ -62,13 +59,10 @@ def load_adapter(model: Any, folder: Path | str, name: str | None = None) -> Ada
         raise UserError(f"{Path(folder) / TENSORS} and {ABOUT} beside it belong to different adapters; save it again")
     made_on = about.get("base") or "the weights it was trained on"
     warn_of_another_base(bare_model(model), about.get("base_weights"), f"the adapter in {folder}", made_on)
-    handle = attach(model, config, name or about["name"])
-    shapes = {key: tuple(value.shape) for key, value in handle.state_dict().items()}
-    if shapes != {key: tuple(value.shape) for key, value in tensors.items()}:
-        handle.detach()
+    if {k: v.shape for k, v in new.state_dict().items()} != {k: v.shape for k, v in tensors.items()}:
         raise UserError(f"{Path(folder) / TENSORS} does not hold the tensors that {ABOUT} describes; save it again")
-    handle.load_state_dict(tensors)
-    return handle
+    new.load_state_dict(tensors)
+    return put_on(model, name or about["name"], lambda: new)
 
 
 def read_about(folder: Path | str) -> dict[str, Any]:
@@ -85,15 +79,6 @@ def read_about(folder: Path | str) -> dict[str, Any]:
 def fingerprint(shapes: list[tuple[str, list[int]]]) -> str:
     """sha256 over the sorted names and shapes of the adapted weights."""
     return hashlib.sha256(json.dumps([[name, list(shape)] for name, shape in sorted(shapes)]).encode()).hexdigest()
-
-
-def _shapes(model: Any, config: AdapterConfig) -> list[tuple[str, list[int]]]:
-    module = bare_model(model)
-    if config.where == "embedding":
-        points = embedding_points(module, config.towers)
-        return sorted((f"{point.tower}:embedding", [point.width]) for point in points)
-    sites = attachment_points(module, config.targets, config.towers, config.layers)
-    return sorted((site.name, list(site.base.shape)) for site in sites)
 
 
 def _difference(expected: list[tuple[str, list[int]]], actual: list[tuple[str, list[int]]]) -> str:

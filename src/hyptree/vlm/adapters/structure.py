@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.adapters.base import CHILD, device_of
+from hyptree.vlm.adapters.base import CHILD, device_of, own_weight
 
 TARGETS = ("q", "k", "v", "out", "mlp")
 TOWERS = ("text", "image")
@@ -32,13 +32,8 @@ _UNREAD = {"text_decoder", "multimodal_decoder", "crossattention", "cross_attn"}
 _NEITHER = "neither"
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One adapted matrix: these rows of a weight.
-
-    Attributes:
-        target: q, k, v, out or mlp.
-    """
+class Slot(NamedTuple):
+    """One adapted matrix: these rows of a weight, which are q, k, v, out or mlp."""
 
     target: str
     start: int
@@ -47,22 +42,16 @@ class Slot:
 
 @dataclass(eq=False)
 class Site:
-    """A weight of a model, and the parts of it that can be adapted.
-
-    Attributes:
-        name: of the parameter in the model.
-        tower: text or image.
-        layer: number of the attention layer within its tower; layers that pool come after the blocks.
-        device: where it is when its layer runs.
-        slots: its parts, in the order of rows.
-    """
+    """A weight of a model, and the parts of it that can be adapted, in the order of rows."""
 
     name: str
     module: nn.Module
     attribute: str
     tower: str
     layer: int
+    """Number of the attention layer within its tower; layers that pool come after the blocks."""
     device: torch.device
+    """Where it is when its layer runs."""
     slots: list[Slot] = field(default_factory=list)
 
     @property
@@ -76,11 +65,6 @@ class Site:
     def slot_shape(self) -> tuple[int, int]:
         """(rows, columns) of each of its parts."""
         return self.slots[0].stop - self.slots[0].start, self.base.shape[1]
-
-    @property
-    def is_covered(self) -> bool:
-        """Whether its parts are all of its rows."""
-        return sum(slot.stop - slot.start for slot in self.slots) == self.base.shape[0]
 
 
 def enclosing(model: nn.Module, sites: Sequence[Site]) -> str:
@@ -102,11 +86,7 @@ def attachment_points(
 
     Args:
         targets: some of q, k, v, out, mlp.
-        towers: text, image or both.
         layers: "all", or numbers of attention layers, which count in each tower for itself; -1 is the last.
-
-    Raises:
-        UserError: nothing in the model looks like attention, or a layer is not there.
     """
     _check_is_unwrapped(model, targets)
     attentions = {
@@ -135,7 +115,13 @@ def attachment_points(
         )
     warn_of_towers_without(model, "attention", towers, [tower for tower in towers if by_tower[tower]])
     notes = [f"{', '.join(sorted(in_neither))} belong to neither tower"] if in_neither else []
-    convolutions = [name for name, module in model.named_modules() if _mixes(module) and tower_of(name) == "image"]
+    convolutions = [  # whose windows overlap, unlike those that cut a picture into patches
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d)
+        and any(k > s for k, s in zip(module.kernel_size, module.stride, strict=True))
+        and tower_of(name) == "image"
+    ]
     if convolutions and any(site.tower == "image" for site in sites):
         notes.append(f"{len(convolutions)} convolutions of the image tower that mix its patches take no adapter")
     if notes:
@@ -166,10 +152,10 @@ def _projections(module: nn.Module) -> list[tuple[str, str, list[str]]]:
         if set(triple) <= linears:
             return [(name, "weight", [part]) for name, part in zip(triple, "qkv", strict=True)]
     for query, both in _QUERY_APART:
-        if {query, both} <= linears and _weight(module, both).shape[0] % 2 == 0:
+        if {query, both} <= linears and own_weight(module, f"{both}.weight").shape[0] % 2 == 0:
             return [(query, "weight", ["q"]), (both, "weight", ["k", "v"])]
     for name in _FUSED:
-        if name in linears and _weight(module, name).shape[0] % 3 == 0:
+        if name in linears and own_weight(module, f"{name}.weight").shape[0] % 3 == 0:
             return [(name, "weight", ["q", "k", "v"])]
     return []
 
@@ -191,12 +177,6 @@ def _check_is_unwrapped(model: nn.Module, targets: Sequence[str]) -> None:
 
 def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and module._parameters["weight"] is not None and module.weight.dim() == 2
-
-
-def _weight(module: nn.Module, child: str) -> Tensor:
-    weight = module.get_submodule(child)._parameters["weight"]
-    assert weight is not None
-    return weight
 
 
 class _Towers:
@@ -231,11 +211,6 @@ def _children_with_weights(module: nn.Module) -> Iterator[tuple[str, nn.Module]]
     for name, child in module.named_children():
         if name != CHILD and next(child.parameters(), None) is not None:
             yield name, child
-
-
-def _mixes(module: nn.Module) -> bool:
-    """Whether it is a convolution whose windows overlap, unlike those that cut a picture into patches."""
-    return isinstance(module, nn.Conv2d) and any(k > s for k, s in zip(module.kernel_size, module.stride, strict=True))
 
 
 def _tower_by_name(name: str) -> str | None:
@@ -274,19 +249,17 @@ def _sites(
             if _is_linear(module) and (full, "weight") not in parts_of and not full.startswith(CHILD):
                 parts_of[full, "weight"] = ["mlp"]
     for (path, attribute), parts in parts_of.items():
-        module = model.get_submodule(path)
-        weight = module._parameters[attribute]
-        assert weight is not None
+        full = _join(path, attribute)
+        weight = own_weight(model, full)
         rows = weight.shape[0] // len(parts)
         slots = [Slot(part, i * rows, (i + 1) * rows) for i, part in enumerate(parts) if part in targets]
         if slots:
             if not weight.is_floating_point() or type(weight) is not nn.Parameter:
                 raise UserError(
-                    f"{_join(path, attribute)} is a {type(weight).__name__} of {weight.dtype}: adapters need plain "
-                    "floating-point weights; attach before quantising or sharding"
+                    f"{full} is a {type(weight).__name__} of {weight.dtype}: adapters need plain floating-point "
+                    "weights; attach before quantising or sharding"
                 )
-            full = _join(path, attribute)
-            yield Site(full, module, attribute, tower, layer, device_of(model, full), slots)
+            yield Site(full, model.get_submodule(path), attribute, tower, layer, device_of(model, full), slots)
 
 
 def _output(model: nn.Module, name: str, attentions: dict[str, Any]) -> str | None:
@@ -309,14 +282,10 @@ def _block(model: nn.Module, name: str, attentions: dict[str, Any]) -> str:
     while "." in block and not block.rpartition(".")[2].isdigit():
         parent = block.rpartition(".")[0]
         is_tower = "." not in parent and parent.startswith(_IMAGE_NAMES)
-        if is_tower or sum(_is_within(other, parent) for other in attentions) > 1:
+        if is_tower or sum(f"{other}.".startswith(f"{parent}.") for other in attentions) > 1:
             break
         block = parent
     return block
-
-
-def _is_within(name: str, parent: str) -> bool:
-    return name == parent or name.startswith(parent + ".")
 
 
 def _join(*parts: str) -> str:

@@ -84,10 +84,7 @@ def chain_loss(levels: Tensor, c: Tensor | float) -> Tensor:
 
 
 def gather_rows(x: Tensor) -> Tensor:
-    """(n, ...) of all processes one below the other, in their order, with gradients; ``x`` itself on one process.
-
-    Every process must have equally many rows.
-    """
+    """(n, ...) of all processes one below the other, with gradients; they must have equally many rows."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return x
     from torch.distributed.nn.functional import all_gather

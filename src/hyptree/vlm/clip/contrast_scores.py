@@ -11,8 +11,7 @@ from hyptree.geometry import lorentz
 from hyptree.vlm.clip.contrast import similarity
 from hyptree.vlm.clip.world_text import class_prompts
 from hyptree.vlm.radial.order import order_of_levels
-from hyptree.vlm.radial.retention import recall_at
-from hyptree.vlm.radial.retrieval import radii
+from hyptree.vlm.radial.retrieval import radii, recall_at
 
 
 def score_embeddings(
@@ -42,13 +41,12 @@ def score_embeddings(
     used, number = captions.unique(return_inverse=True)  # (m,), (n, 2L): places in `used`
     embedded = embed([texts[i] for i in used.tolist()])
     scores: dict[str, float] = {}
-    for name, value in _retrieval(image, embedded, number[:, levels - 1], c).items():
-        scores[name] = value
+    scores |= _retrieval(image, embedded, number[:, levels - 1], c)
     scores["r1"] = (scores["i2t_r1"] + scores["t2i_r1"]) / 2
     scores |= _zero_shot(image, [texts[i] for i in captions[:, 2].tolist()], embed, c)
     for level in range(levels):
-        both = (_paired(image, embedded[number[:, level + part]], c) for part in (0, levels))
-        true, wrong = both
+        both = (embedded[number[:, level + part]] for part in (0, levels))
+        true, wrong = (torch.cosine_similarity(image, x) if c is None else -lorentz.dist(image, x, c) for x in both)
         scores[f"truth{level + 1}"] = (true > wrong).double().mean().item()
     radius = lorentz.dist0(embedded, c) if c is not None else radii(embedded, embed([""])[0])
     by_level = radius[number[:, :levels]].cpu()
@@ -80,8 +78,3 @@ def _zero_shot(
         best = similarity(image, flat, c).unflatten(1, (len(prompts), -1)).amax(2)
         scores[name] = (best.argmax(1) == label).double().mean().item()
     return scores
-
-
-def _paired(x: Tensor, y: Tensor, c: float | None) -> Tensor:
-    """(n,) similarity of row i with row i."""
-    return torch.cosine_similarity(x, y) if c is None else -lorentz.dist(x, y, c)

@@ -71,11 +71,7 @@ PRESETS = {
 
 
 def preset(name: str, **options: Any) -> WorldClipConfig:
-    """The shape by its name, with other values where given.
-
-    Raises:
-        UserError: no such name or option, or values that do not fit together.
-    """
+    """The shape by its name, with other values where given."""
     require_known("unknown model {!r} of the task contrast", [name], PRESETS)
     return build(WorldClipConfig, asdict(PRESETS[name]) | options, "model.args", f"model {name}")
 
@@ -140,8 +136,7 @@ class WorldClip(nn.Module):
     @property
     def scale(self) -> Tensor:
         """Factor of the similarities, at most ``MAX_SCALE``."""
-        scale: Tensor = self.clip.logit_scale.clamp(max=math.log(MAX_SCALE)).exp()
-        return scale
+        return self.clip.logit_scale.clamp(max=math.log(MAX_SCALE)).exp()
 
     @property
     def curvature(self) -> float | None:

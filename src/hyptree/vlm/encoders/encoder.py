@@ -40,14 +40,17 @@ class Encoder(ABC):
         name: the spec it was loaded by.
         width: d, the length of its embeddings.
         pixels: the pictures that its image tower takes; None for an encoder of text alone.
-        text_tower, image_tower: the modules that hold the blocks; None where there is none.
+        text_tower, image_tower: the modules with the blocks that read texts and pictures; None where there is none.
         curvature: c of the hyperboloid onto which its embeddings, as tangent vectors at the origin, are lifted; None
             for the usual, Euclidean encoder.
     """
 
-    def __init__(self, model: Any, name: str, width: int, pixels: PixelFormat | None):
+    def __init__(
+        self, model: Any, name: str, width: int, pixels: PixelFormat | None, text_tower: Any, image_tower: Any = None
+    ):
         self.model: Any = model  # a module with the attributes of its library
         self.name, self.width, self.pixels = name, width, pixels
+        self.text_tower, self.image_tower = text_tower, image_tower
         self.curvature: float | None = None
 
     def __repr__(self) -> str:
@@ -57,16 +60,6 @@ class Encoder(ABC):
     def device(self) -> torch.device:
         """Where the weights are when they are used; move them with ``encoder.model.to(...)``."""
         return device_of(self.model, next(name for name, _ in self.model.named_parameters()))
-
-    @property
-    @abstractmethod
-    def text_tower(self) -> nn.Module | None:
-        """The module with the blocks that read text."""
-
-    @property
-    def image_tower(self) -> nn.Module | None:
-        """The module with the blocks that read pictures; None for an encoder of text alone."""
-        return None
 
     @abstractmethod
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
@@ -81,16 +74,11 @@ class Encoder(ABC):
         self._format()  # raises
         raise NotImplementedError
 
-    def _dense(self, pixels: Tensor) -> Tensor:
-        return Encoder.encode_pixels(self, pixels)
+    _dense = encode_pixels  # of every patch
 
     @abstractmethod
     def save(self, folder: Path | str) -> Path:
-        """Write the encoder so that ``load_encoder`` reads it back.
-
-        Raises:
-            UserError: it carries an adapter; merge that first.
-        """
+        """Write the encoder so that ``load_encoder`` reads it back; an adapter must be merged first."""
 
     def text_parameters(self) -> list[nn.Parameter]:
         """Everything that text passes through: tower, embeddings, projection, its adapters; no scale of logits."""
@@ -119,12 +107,10 @@ class Encoder(ABC):
             )
 
     def encode_text(self, texts: Sequence[str], normalize: bool = False) -> Tensor:
-        """(n, d): the embeddings of texts, with gradients unless ``torch.no_grad``.
-
-        Args:
-            normalize: to length 1.
-        """
-        texts = _checked(texts)
+        """(n, d): the embeddings of texts, with gradients unless ``torch.no_grad``."""
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise UserError(f"texts must be a list of strings, got {str(texts)[:60]!r}")
+        texts = list(texts)
         parts = [self.encode_tokens(self.tokenize(texts[i : i + BATCH])) for i in range(0, len(texts), BATCH)]
         return self._joined(parts, normalize)
 
@@ -133,7 +119,6 @@ class Encoder(ABC):
 
         Args:
             pictures: bytes (n, H, W, 3) or (n, 3, H, W), a list of pictures, or prepared floats (n, 3, size, size).
-            normalize: to length 1.
         """
         pixels = self._prepared(pictures)
         parts = [self.encode_pixels(pixels[i : i + BATCH].to(self.device)) for i in range(0, len(pixels), BATCH)]
@@ -143,9 +128,6 @@ class Encoder(ABC):
         """(n, h * w, d): an embedding for every patch, rows first, in the space of ``encode_text``; not normalised.
 
         A class token is left out; where a tower pools by attention, each patch is what the head gives for it alone.
-
-        Raises:
-            UserError: the tower has no such tokens (a convolutional one, say).
         """
         pixels = self._prepared(pictures)
         parts = [self._dense(pixels[i : i + BATCH].to(self.device)) for i in range(0, len(pixels), BATCH)]
@@ -202,10 +184,6 @@ def load_encoder(spec: str, *, random_init: bool = False, seed: int = 0, device:
             read from there, another name asks the Hugging Face hub.
         random_init: fresh random weights instead of trained ones, for smoke tests: ``open_clip:NAME``, or ``hf:DIR``
             with a config.json.
-        seed: of the random weights.
-
-    Raises:
-        UserError: an unknown spec, no weights, no tokenizer, a missing package or one that does not fit.
     """
     kind, rest = check_spec(str(spec))
     module, function = KINDS[kind].split(":")
@@ -241,9 +219,3 @@ def seeded(seed: int) -> Iterator[None]:
 def no_weights(name: str, why: str, what: str) -> UserError:
     """The error for weights that are not there."""
     return UserError(f"{name}: {why}; {what}, or --random-init (random_init=True) for random ones")
-
-
-def _checked(texts: Sequence[str]) -> list[str]:
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise UserError(f"texts must be a list of strings, got {str(texts)[:60]!r}")
-    return list(texts)

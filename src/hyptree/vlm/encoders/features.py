@@ -30,19 +30,15 @@ Change = Callable[[Tensor], Tensor]
 
 @dataclass
 class FeatureSet:
-    """Pictures of labelled classes, as vectors or as something that gives vectors.
-
-    Attributes:
-        labels: (n,) places in ``classes``.
-        classes: their names.
-        features: (n, D) as the image encoder gives them, not normalised.
-        bad: pictures that could not be read and are left out, and why.
-    """
+    """Pictures of labelled classes, as vectors."""
 
     features: Tensor
+    """(n, D) as the image encoder gives them, not normalised."""
     labels: Tensor
+    """(n,) places in ``classes``."""
     classes: tuple[str, ...]
     bad: Mapping[str, str] = field(default_factory=dict)
+    """Pictures that could not be read and are left out, and why."""
 
     def __post_init__(self) -> None:
         if len(self.features) != len(self.labels):
@@ -60,7 +56,7 @@ class PixelSet:
     """As ``FeatureSet``, for a host whose image tower learns: the pictures are read and prepared when asked for."""
 
     def __init__(self, encoder: Encoder, dataset: PictureDataset, change: Change | None = None):
-        self.encoder, self.dataset, self.change = encoder, dataset, change
+        self.encoder, self.dataset, self.change = encoder, dataset, change or (lambda image: image)
         self.labels, self.classes, self.bad = labels_of(dataset), tuple(dataset.classes), dict[str, str]()
 
     def __len__(self) -> int:
@@ -69,7 +65,7 @@ class PixelSet:
     def inputs(self, index: Tensor) -> Tensor:
         """(n, 3, size, size) prepared pictures, on the encoder's device."""
         try:
-            pictures = [_picture(self.dataset[int(i)].image, self.change) for i in index]
+            pictures = [self.change(self.dataset[int(i)].image) for i in index]
         except BadSample as bad:
             raise UserError(f"cannot read picture {bad}; take it out, its features are made in every step") from bad
         return self.encoder.preprocess(pictures).to(self.encoder.device)
@@ -128,7 +124,6 @@ def picture_features(
     are made, every 1024 pictures are a file of their own: a stop loses no more than that.
 
     Args:
-        cache: folder; None keeps nothing.
         change: what happens to every picture first (a shift of domain), with the name that tells it from others.
         shown_as: what the progress is called while features are made; nothing is shown without it.
         fingerprint: of the encoder, where it is known already.
@@ -204,15 +199,11 @@ def _encode(
             except BadSample as error:
                 bad[error.id] = error.why
                 continue
-            pictures.append(_picture(sample.image, change))
+            pictures.append(sample.image if change is None else change(sample.image))
             labels.append(_label(sample))
         if pictures:
             features.append(encoder.encode_images(encoder.preprocess(pictures)).float().cpu())
     return {"features": torch.cat(features), "labels": torch.tensor(labels, dtype=torch.int64)}, bad
-
-
-def _picture(image: Tensor, change: Change | None) -> Tensor:
-    return image if change is None else change(image)
 
 
 def _label(sample: Any) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hyptree.errors import UserError, require, require_known, suggest
 from hyptree.files import check_weights, save_tensors
@@ -32,31 +32,20 @@ class OpenClipEncoder(Encoder):
             std=tuple(form.get("std", CLIP_STD)),
             whole=form.get("resize_mode") == "squash",
         )
-        super().__init__(model, name, 0, pixels)
+        text_tower = getattr(model, "text", None) or model.transformer
+        super().__init__(model, name, 0, pixels, text_tower, model.visual)
         self.tokenizer = tokenizer
         with torch.no_grad():  # the width has another name in every kind of tower
             self.width = self.encode_tokens(self.tokenize([""])).shape[-1]
-
-    @property
-    def text_tower(self) -> nn.Module | None:
-        tower: nn.Module = getattr(self.model, "text", None) or self.model.transformer
-        return tower
-
-    @property
-    def image_tower(self) -> nn.Module | None:
-        tower: nn.Module = self.model.visual
-        return tower
 
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
         return {"input_ids": self.tokenizer(texts).to(self.device)}
 
     def encode_tokens(self, tokens: dict[str, Tensor]) -> Tensor:
-        embedding: Tensor = self.model.encode_text(tokens["input_ids"])
-        return embedding
+        return self.model.encode_text(tokens["input_ids"])
 
     def encode_pixels(self, pixels: Tensor) -> Tensor:
-        embedding: Tensor = self.model.encode_image(pixels)
-        return embedding
+        return self.model.encode_image(pixels)
 
     def _dense(self, pixels: Tensor) -> Tensor:
         visual: Any = self.model.visual
@@ -76,11 +65,10 @@ class OpenClipEncoder(Encoder):
         if tokens.dim() != 3:
             raise UserError(f"{self.name} gives no embeddings of patches: its image tower is no plain ViT")
         tokens = tokens[:, getattr(trunk, "num_prefix_tokens", 0) :]
-        n, length, channels = tokens.shape
         if getattr(trunk, "attn_pool", None) is not None:  # each patch alone: what the head gives for it
-            tokens = trunk.forward_head(tokens.reshape(n * length, 1, channels)).reshape(n, length, -1)
-        else:
-            tokens = trunk.head(trunk.fc_norm(tokens)) if hasattr(trunk, "fc_norm") else tokens
+            tokens = trunk.forward_head(tokens.flatten(0, 1)[:, None]).unflatten(0, tokens.shape[:2])
+        elif hasattr(trunk, "fc_norm"):
+            tokens = trunk.head(trunk.fc_norm(tokens))
         return visual.head(tokens)
 
     def save(self, folder: Path | str) -> Path:

@@ -42,18 +42,18 @@ class DenseTower(ABC):
 
     Attributes:
         blocks: blocks whose outputs are given too, counted from 1; not the last.
-        depth: number of blocks.
+        layers, depth: all blocks, and how many they are.
         block_width: width of these outputs.
         width: d, of the features.
         patch: edge of a patch in pixels; pictures are a multiple of it.
     """
 
-    depth: int
     block_width: int
     width: int
     patch: int
 
-    def __init__(self, blocks: Sequence[int] | None):
+    def __init__(self, layers: Sequence[nn.Module], blocks: Sequence[int] | None):
+        self.layers, self.depth = layers, len(layers)
         # A third and two thirds of the depth: 4 and 8 of 12 blocks, 8 and 16 of 24.
         usual = tuple(max(1, round(self.depth * k / 3)) for k in (1, 2))
         self.blocks = usual if blocks is None else tuple(blocks)
@@ -75,14 +75,13 @@ class DenseTower(ABC):
             # Queries and keys of the last block do nothing here. They get a gradient of zero rather than none, because
             # training with several processes waits for every parameter.
             dense = dense + 0.0 * seen[self.depth].float().sum().to(dense.dtype)
-        return DenseFeatures(_as_map(dense, grid), tuple(_as_map(self._patches(seen[i]), grid) for i in self.blocks))
+        blocks = tuple(_as_map(seen[i][:, self._prefix :], grid) for i in self.blocks)
+        return DenseFeatures(_as_map(dense, grid), blocks)
 
     @contextlib.contextmanager
     def _watched(self, seen: dict[int, Tensor]) -> Iterator[list[Tensor]]:
         """Inside, outputs of the blocks that matter go to ``seen``, the last block's input to the list given."""
-        layers = self._layers()
         last: list[Tensor] = []
-        wanted = {*self.blocks, self.depth}
 
         def keep(i: int) -> Any:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -97,9 +96,9 @@ class DenseTower(ABC):
             last.append(args[0])
             return (last[0][:, :1], *args[1:]), options
 
-        handles = [layers[i - 1].register_forward_hook(keep(i)) for i in sorted(wanted)]
+        handles = [self.layers[i - 1].register_forward_hook(keep(i)) for i in sorted({*self.blocks, self.depth})]
         if self._shortens:
-            handles.append(layers[-1].register_forward_pre_hook(shorten, with_kwargs=True))
+            handles.append(self.layers[-1].register_forward_pre_hook(shorten, with_kwargs=True))
         try:
             yield last
             if not self._shortens:
@@ -112,12 +111,6 @@ class DenseTower(ABC):
     """Whether the last block is run on the class token alone."""
     _prefix = 1
     """Tokens before those of the patches."""
-
-    def _patches(self, tokens: Tensor) -> Tensor:
-        return tokens[:, self._prefix :]
-
-    @abstractmethod
-    def _layers(self) -> Sequence[nn.Module]: ...
 
     @abstractmethod
     def _run(self, pixels: Tensor, grid: tuple[int, int]) -> None: ...
@@ -134,35 +127,28 @@ class OpenClipTower(DenseTower):
     """The ``visual`` of an open_clip model: a VisionTransformer with class token and learned positions."""
 
     def __init__(self, visual: Any, blocks: Sequence[int] | None = None):
-        self.tower = visual
-        self.depth = len(self.tower.transformer.resblocks)
-        self.block_width = self.tower.conv1.out_channels
-        self.width = self.tower.proj.shape[1]
-        self.patch = self.tower.conv1.kernel_size[0]
-        super().__init__(blocks)
-
-    def _layers(self) -> Sequence[nn.Module]:
-        layers: Sequence[nn.Module] = self.tower.transformer.resblocks
-        return layers
+        super().__init__(visual.transformer.resblocks, blocks)
+        self.tower, self.width = visual, visual.proj.shape[1]
+        self.block_width, self.patch = visual.conv1.out_channels, visual.conv1.kernel_size[0]
 
     def _run(self, pixels: Tensor, grid: tuple[int, int]) -> None:
         positions: Tensor = self.tower.positional_embedding
         if tuple(self.tower.grid_size) == grid:
             self.tower(pixels)
             return
-        resized = resize_positions(in_memory(positions), tuple(self.tower.grid_size), grid)
-        torch.func.functional_call(self.tower, {"positional_embedding": resized}, (pixels,))
+        from timm.layers import resample_abs_pos_embed
+
+        resized = resample_abs_pos_embed(in_memory(positions)[None], list(grid), self.tower.grid_size, antialias=False)
+        torch.func.functional_call(self.tower, {"positional_embedding": resized[0]}, (pixels,))
 
     def _finish(self, x: Tensor) -> Tensor:
-        block: Any = self._layers()[-1]
-        attn = block.attn
-        width = x.shape[-1]
+        block: Any = self.layers[-1]
+        attn, width = block.attn, x.shape[-1]
         weight, bias = in_memory(attn.in_proj_weight)[2 * width :], attn.in_proj_bias
         value = F.linear(block.ln_1(x), weight, None if bias is None else bias[2 * width :])
         y = x[:, :1] + block.ls_1(attn.out_proj(value[:, 1:]))
         y = y + block.ls_2(block.mlp(block.ln_2(y)))
-        normed: Tensor = self.tower.ln_post(y)
-        return normed
+        return self.tower.ln_post(y)
 
     def _project(self, x: Tensor) -> Tensor:
         return x @ in_memory(self.tower.proj)
@@ -172,37 +158,27 @@ class TransformersTower(DenseTower):
     """The vision model of transformers' CLIPModel (class token) or SiglipModel (attention pooling)."""
 
     def __init__(self, model: Any, blocks: Sequence[int] | None = None):
-        self.model = model
+        super().__init__(model.vision_model.encoder.layers, blocks)
         self.tower = model.vision_model
         self.projection: Any = getattr(model, "visual_projection", None)
-        self.has_class_token = hasattr(self.tower.embeddings, "class_embedding")
-        self._shortens = self.has_class_token
-        self._prefix = int(self.has_class_token)
-        self.depth = len(self.tower.encoder.layers)
+        self._shortens = hasattr(self.tower.embeddings, "class_embedding")
+        self._prefix = int(self._shortens)
         patching = self.tower.embeddings.patch_embedding
-        self.block_width = patching.out_channels
+        self.block_width, self.patch = patching.out_channels, patching.kernel_size[0]
         self.width = self.block_width if self.projection is None else self.projection.out_features
-        self.patch = patching.kernel_size[0]
-        super().__init__(blocks)
-
-    def _layers(self) -> Sequence[nn.Module]:
-        layers: Sequence[nn.Module] = self.tower.encoder.layers
-        return layers
 
     def _run(self, pixels: Tensor, grid: tuple[int, int]) -> None:
         self.tower(pixel_values=pixels, interpolate_pos_encoding=True)
 
     def _finish(self, x: Tensor) -> Tensor:
-        if not self.has_class_token:
+        if not self._shortens:
             tokens = self.tower.post_layernorm(x)
-            alone: Tensor = self.tower.head(tokens.reshape(-1, 1, tokens.shape[-1]))  # every patch as a whole picture
-            return alone.reshape(tokens.shape)
-        block: Any = self._layers()[-1]
+            return self.tower.head(tokens.reshape(-1, 1, tokens.shape[-1])).reshape(tokens.shape)  # each patch alone
+        block: Any = self.layers[-1]
         attn = block.self_attn
         y = x[:, :1] + attn.out_proj(attn.v_proj(block.layer_norm1(x[:, 1:])))
         y = y + block.mlp(block.layer_norm2(y))
-        normed: Tensor = self.tower.post_layernorm(y)
-        return normed
+        return self.tower.post_layernorm(y)
 
     def _project(self, x: Tensor) -> Tensor:
         return x if self.projection is None else self.projection(x)
@@ -211,11 +187,7 @@ class TransformersTower(DenseTower):
 def dense_tower(model: Any, blocks: Sequence[int] | None = None) -> DenseTower:
     """The dense reading of an Encoder, or of a bare model of open_clip or transformers.
 
-    Args:
-        blocks: blocks whose outputs are wanted too, counted from 1; by default those at a third and two thirds.
-
-    Raises:
-        UserError: the model has no image tower whose patches can be read this way.
+    Outputs of ``blocks`` are given too, counted from 1; by default those at a third and two thirds.
     """
     bare: Any = model if isinstance(model, nn.Module) else getattr(model, "model", model)
     visual: Any = getattr(bare, "visual", None)
@@ -247,14 +219,6 @@ def in_memory(weight: Tensor) -> Tensor:
             "model from transformers"
         )
     return weight
-
-
-def resize_positions(positions: Tensor, old: tuple[int, ...], new: tuple[int, int]) -> Tensor:
-    """Learned positions (1 + H W, D) of a grid for another one, bicubic; that of the class token stays."""
-    first, rest = positions[:1], positions[1:]
-    rest = rest.T.reshape(1, -1, *old).float()
-    rest = F.interpolate(rest, size=new, mode="bicubic", align_corners=False)
-    return torch.cat([first, rest[0].flatten(1).T.to(first.dtype)])
 
 
 def _as_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -17,11 +17,7 @@ def is_encoder(model: str) -> bool:
 
 
 def check_spec(spec: str) -> tuple[str, str]:
-    """The kind and the rest of a spec; the folder of a run needs no ``hf:`` before it.
-
-    Raises:
-        UserError: an unknown kind, or a folder that is not there.
-    """
+    """The kind and the rest of a spec; the folder of a run needs no ``hf:`` before it."""
     kind, colon, rest = ("hf", ":", spec) if (Path(spec) / "recipe.yaml").is_file() else spec.partition(":")
     if not colon or not rest or kind not in KINDS:
         hint = suggest(kind, KINDS) if colon else ""
@@ -37,9 +33,7 @@ def check_spec(spec: str) -> tuple[str, str]:
 def hf_source(rest: str) -> str:
     """The folder with config.json: the given one, or ``hf`` in the run that was given; else the name for the hub.
 
-    Raises:
-        UserError: it can only mean a folder, and there is none. The hub is not asked, which takes half a minute
-            without a network.
+    The hub is not asked where it can only mean a folder: that takes half a minute without a network.
     """
     path = Path(rest).expanduser()
     if path.is_dir():

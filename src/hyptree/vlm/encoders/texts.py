@@ -18,10 +18,6 @@ class TextTable:
 
     Nothing tells a table that an encoder has changed. So it is an object of its own: make it where the weights stand
     still, and let it go when they move. On disk a key says which weights it is of.
-
-    Args:
-        encode: (n, d) embeddings of n texts.
-        block: texts at once.
     """
 
     def __init__(self, encode: Callable[[list[str]], Tensor], block: int = 256):

@@ -37,22 +37,12 @@ class HfEncoder(Encoder):
     def __init__(self, model: Any, name: str, tokenizer: Any, pixels: PixelFormat):
         text = model.config.text_config
         width = getattr(model.config, "projection_dim", None) or getattr(text, "projection_size", text.hidden_size)
-        super().__init__(model, name, int(width), pixels)
+        super().__init__(model, name, int(width), pixels, model.text_model, model.vision_model)
         self.tokenizer = tokenizer
         self.siglip = str(model.config.model_type).startswith("siglip")
         self.patches = model.config.model_type == "siglip2"  # takes rows of patches instead of pictures
         self.length = int(text.max_position_embeddings)
         self.curvature = getattr(model.config, "hyperbolic_curvature", None)
-
-    @property
-    def text_tower(self) -> nn.Module | None:
-        tower: nn.Module = self.model.text_model
-        return tower
-
-    @property
-    def image_tower(self) -> nn.Module | None:
-        tower: nn.Module = self.model.vision_model
-        return tower
 
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
         # SigLIP reads its answer at the last place and was trained without a mask: always the full length.
@@ -86,9 +76,8 @@ class HfEncoder(Encoder):
         tokens = tower(**self._pixel_inputs(pixels), return_dict=True).last_hidden_state
         if not self.siglip:
             return self.model.visual_projection(tower.post_layernorm(tokens[:, 1:]))
-        n, length, channels = tokens.shape
         head = tower.head if hasattr(tower, "head") else tower.vision_model.head
-        return head(tokens.reshape(n * length, 1, channels)).reshape(n, length, -1)
+        return head(tokens.flatten(0, 1)[:, None]).unflatten(0, tokens.shape[:2])
 
     def save(self, folder: Path | str) -> Path:
         """Write a Hugging Face folder: weights, tokenizer and how pictures are prepared."""
@@ -120,13 +109,9 @@ class SentenceEncoder(Encoder):
     _unused = ("pooler.",)  # BERT's own, which nothing passes through
 
     def __init__(self, model: Any, name: str, tokenizer: Any, pooling: str = "mean", length: int | None = None):
-        super().__init__(model, name, int(model.config.hidden_size), None)
+        super().__init__(model, name, int(model.config.hidden_size), None, model)
         self.tokenizer, self.pooling = tokenizer, pooling
         self.length = length or int(getattr(model.config, "max_position_embeddings", 512))
-
-    @property
-    def text_tower(self) -> nn.Module | None:
-        return self.model
 
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
         tokens = self.tokenizer(texts, padding="longest", truncation=True, max_length=self.length, return_tensors="pt")
@@ -186,8 +171,7 @@ def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> En
     """The encoder with the best weights of a run of the task contrast or radial."""
     task = RunFolder(run).settings().get("task")
     home = import_module(f"hyptree.vlm.{'radial.tuned_text' if task == 'radial' else 'clip.world_clip'}")
-    encoder: Encoder = home.load_run(run, random_init=random_init, seed=seed)
-    return encoder
+    return home.load_run(run, random_init=random_init, seed=seed)
 
 
 def _trained(auto: Any, spec: str, source: str) -> nn.Module:

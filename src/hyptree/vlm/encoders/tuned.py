@@ -12,20 +12,16 @@ from torch import Tensor, nn
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import hash_tensors
 from hyptree.vlm.adapters import adapter_config
-from hyptree.vlm.adapters.attachment import attach
+from hyptree.vlm.adapters.handle import attach
 
 
 class TunedEncoder(nn.Module):
     """An encoder with an adapter or with some weights of its own that are trained.
 
     Only what is trained is in its ``state_dict``. The frozen rest comes from where the encoder comes from, and
-    ``check_base`` tells whether it is the one that was trained with. All weights of the encoder are frozen here; a
-    subclass attaches an adapter or thaws some of them, and then calls ``save_trained_alone``.
-
-    Attributes:
-        encoder: the ``hyptree.vlm.Encoder``.
-        clip: its module.
-        handle: of the adapter (``hyptree.vlm.AdapterHandle``), None where there is none.
+    ``check_base`` tells whether it is the one that was trained with. All weights of the encoder, whose module is
+    ``clip``, are frozen here; a subclass attaches an adapter, of which it keeps the ``handle``, or thaws some of them,
+    and then calls ``save_trained_alone``.
     """
 
     base: Tensor
@@ -54,11 +50,7 @@ class TunedEncoder(nn.Module):
         return [p for p in self.clip.parameters() if p.requires_grad]
 
     def load_trained(self, tensors: Mapping[str, Tensor], source: str) -> None:
-        """Take over what was trained, all of it and nothing else.
-
-        Raises:
-            UserError: the tensors of ``source`` are not those of this model, or were trained on another encoder.
-        """
+        """Take over what was trained, all of it and nothing else, on this encoder and no other."""
         problem: Any = None
         try:
             missing, unexpected = self.load_state_dict(tensors, strict=False)
@@ -70,11 +62,7 @@ class TunedEncoder(nn.Module):
         self.check_base()
 
     def check_base(self) -> None:
-        """Refuse weights that were trained on another encoder than the one that is loaded.
-
-        Raises:
-            UserError: the fingerprint that came with the weights is not that of this encoder.
-        """
+        """Refuse weights that were trained on another encoder than the one that is loaded."""
         if tuple(self.base.tolist()) != self._own_base:
             raise UserError(
                 f"these weights were trained on another encoder than {self.encoder.name}; give the one they were made "
@@ -94,11 +82,7 @@ def attach_method(
     """Attach the adapter of a method name; None for ``frozen``.
 
     Args:
-        where: the options come from, for the message.
-        fixed: more options, which are not the user's.
-
-    Raises:
-        UserError: an unknown method or option, or an adapter that does not fit the model.
+        where: the options come from, for the message; ``fixed`` ones are not the user's.
     """
     if method == "frozen":
         return None

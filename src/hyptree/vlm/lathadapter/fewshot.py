@@ -1,18 +1,23 @@
-"""Few-shot learning: which shots, a head on a host with what is asked of it, and how often it is right."""
+"""Few-shot learning: which shots, a head on a host, how often it is right, and the head of a run."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hyptree.config import build
 from hyptree.data.npz import name_some
 from hyptree.data.seeding import mix_bits
+from hyptree.data.settings import DataSettings
 from hyptree.errors import UserError
+from hyptree.runs import RunFolder, best_weights
+from hyptree.vlm.adapters.base import warn_of_another_base
 from hyptree.vlm.clip.contrast import similarity
 from hyptree.vlm.encoders.encoder import Encoder
 from hyptree.vlm.lathadapter.head import LatentHierarchyHead
@@ -79,11 +84,7 @@ def harmonic_mean(base: float, new: float) -> float:
 
 
 def build_host(settings: FewShotSettings, encoder: Encoder, texts: Callable[[list[str]], Tensor], seed: int) -> Host:
-    """A fresh host on an encoder.
-
-    Args:
-        texts: features of texts, by this encoder.
-    """
+    """A fresh host on an encoder; ``texts`` gives features of texts by it."""
     if settings.host == "frozen":
         return Host(texts, settings.template)
     if settings.host == "prompt":
@@ -127,13 +128,9 @@ def build_head(
 
 
 class FewShotModel(nn.Module):
-    """A head and what its host learns; the encoder is none of its weights.
+    """A head that learns classes of these names, and what its host learns; the encoder is none of its weights.
 
-    ``base`` stands for the encoder's weights, so that weights of a run are refused beside another encoder.
-
-    Args:
-        names: of the classes that it learns.
-        fingerprint: of the encoder, hexadecimal.
+    ``base``, its fingerprint, stands for its weights, so that weights of a run are refused beside another encoder.
     """
 
     base: Tensor
@@ -160,11 +157,7 @@ class FewShotModel(nn.Module):
 
 
 class Tally:
-    """How often a model is right on one test: as it answers, by the cosine alone, and its host without a head.
-
-    Args:
-        names: of the classes of this test.
-    """
+    """How often a model is right on one test with these classes: as it answers, by the cosine alone, without a head."""
 
     def __init__(self, model: FewShotModel, names: Sequence[str]):
         self.head, self.text = model.head, model.text_features(names)
@@ -188,3 +181,38 @@ class Tally:
         return dict(zip(("top1", "cosine", "zero_shot"), shares, strict=True)) | {
             "slope_ratio": sum(self._slopes) / len(self._slopes)
         }
+
+
+def load_head(
+    run: Path | str, encoder: Encoder | None = None
+) -> tuple[LatentHierarchyHead, dict[str, Tensor], dict[str, Any]]:
+    """The head of a run in eval mode, the tensors of its host, and what is to be known of it.
+
+    That is ``classes`` (names of those it learned), ``settings`` (``FewShotSettings``), ``data`` (``DataSettings``),
+    ``encoder`` (its name) and ``numbers`` (of the last test). An encoder that is not the head's is an error or warning.
+    """
+    folder = RunFolder(run)
+    recipe = folder.settings()
+    if recipe.get("task") != "fewshot":
+        raise UserError(f"{run} is a run of the task {recipe.get('task')} and holds no head; expected fewshot")
+    settings = build(FewShotSettings, recipe.get("fewshot"), "fewshot", str(run))
+    about = folder.dataset("classes", "num_learned", "logit_scale", "encoder", "encoder_weights")
+    tensors = best_weights(run)
+    count, width = tensors["head.attributes"].shape
+    if encoder is not None:
+        if width != encoder.width:
+            raise UserError(f"{run} is for features of {width} numbers, {encoder.name} gives {encoder.width}")
+        warn_of_another_base(encoder.model, about["encoder_weights"], f"the head in {run}", about["encoder"])
+    head = LatentHierarchyHead(width, count, **head_options(settings, about["logit_scale"], recipe["run"]["seed"]))
+    head.load_state_dict(_below("head.", tensors))
+    head.attribute_names = class_names(settings.attribute_words) or head.attribute_names
+    classes = about["classes"][: about["num_learned"]]
+    tested = [line for line in folder.read_metrics() if line["split"] == "val"][-1:]
+    numbers = {key: line[key] for line in tested for key in line if key not in ("step", "epoch", "split", "time")}
+    data = build(DataSettings, recipe.get("data"), "data", str(run))
+    about = {"classes": classes, "settings": settings, "data": data, "encoder": about["encoder"], "numbers": numbers}
+    return head.eval(), _below("host.", tensors), about
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

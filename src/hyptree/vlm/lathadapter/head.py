@@ -14,8 +14,14 @@ from hyptree.errors import require_one_of
 from hyptree.geometry import Poincare, poincare
 from hyptree.geometry.core.numerics import ball_limit
 from hyptree.geometry.sets import accurate_cdist
-from hyptree.vlm.lathadapter.hierarchy_loss import HierarchyTerm, Sampling, hierarchy_loss, mine_triplets
-from hyptree.vlm.lathadapter.refine import Affinity, refine
+from hyptree.vlm.lathadapter.hierarchy_loss import (
+    Affinity,
+    HierarchyTerm,
+    Sampling,
+    hierarchy_loss,
+    mine_triplets,
+    refine,
+)
 
 if TYPE_CHECKING:
     from hyptree.tree import Tree
@@ -129,7 +135,8 @@ class LatentHierarchyHead(nn.Module):
         self.logit_scale, self.max_triplets, self.seed = float(logit_scale), max_triplets, seed
         self.weights = {"L_e": 1.0, "L_h": weight_h, "L_va": weight_va, "L_at": weight_at}
         self.attribute_names: tuple[str, ...] = tuple(f"attribute {i}" for i in range(num_attributes))
-        self.attributes = nn.Parameter(self._chance(num_attributes, d))
+        chance = torch.randn(num_attributes, d, generator=torch.Generator().manual_seed(seed))
+        self.attributes = nn.Parameter(chance * _NOISE)
         if lift == "learned_scale":
             self.log_scale = nn.Parameter(torch.zeros(3))
         self.queue: Tensor
@@ -154,9 +161,7 @@ class LatentHierarchyHead(nn.Module):
         Args:
             text_features: (C, D) of the classes to be trained on.
             num_attributes: by default ``default_num_attributes(C)``.
-            attribute_features: (N, D) where attributes begin instead.
-            attribute_names: what these are called in a Tree.
-            options: of the head.
+            attribute_features: (N, D) where attributes begin instead, and ``attribute_names`` in a Tree.
         """
         if text_features.dim() != 2 or len(text_features) == 0:
             raise ValueError(f"expected class vectors (C, D), got shape {tuple(text_features.shape)}")
@@ -178,17 +183,10 @@ class LatentHierarchyHead(nn.Module):
     def forward(
         self, image_features: Tensor, text_features: Tensor, labels: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Logits (B, C) and the parts of the loss.
+        """Logits (B, C) and the parts of the loss, of features (B, D) and (C, D) as the encoders give them.
 
-        Args:
-            image_features: (B, D) as the image encoder gives them.
-            text_features: (C, D) as the text encoder gives them.
-            labels: (B,) places among the classes.
-
-        Returns:
-            The logits, and a dict with ``L_e`` and ``L_h`` where there are labels, ``L_va``, ``L_at`` and the counts
-            ``hhl/skipped``, ``hhl/triplets`` and ``hhl/same`` (share of triplets whose two ancestors coincide) in
-            training mode, and ``total``. Empty otherwise.
+        The parts are ``L_e`` and ``L_h`` where there are labels (B,); in training ``L_va``, ``L_at`` and the counts
+        ``hhl/skipped``, ``hhl/triplets`` and ``hhl/same`` (share of triplets whose two ancestors coincide); ``total``.
         """
         with torch.autocast(image_features.device.type, enabled=False):
             images, text = self._enter("image features", image_features), self._enter("class vectors", text_features)
@@ -298,9 +296,6 @@ class LatentHierarchyHead(nn.Module):
         self.queue[place] = images.to(self.queue)
         self.queue_seen += len(images)
 
-    def _chance(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(self.seed)) * _NOISE
-
     # ------------------------------------------------------------------------------------------------ what it learned
 
     @torch.no_grad()
@@ -330,14 +325,9 @@ class LatentHierarchyHead(nn.Module):
     ) -> Tree:
         """What the head learned: a forest of classes, attributes below their nearest class, pictures below attributes.
 
-        Nodes are the C classes (height 2), the N attributes (1), the B pictures
-        (0), in this order; their embedding is where they lie in the ball. With N < C some classes have nothing below
+        Nodes are the C classes (height 2), the N attributes (1), the B pictures (0), in this order, named by running
+        numbers by default; their embedding is where they lie in the ball. With N < C some classes have nothing below
         them. Without attributes pictures hang under classes.
-
-        Args:
-            text_features: (C, D).
-            image_features: (B, D).
-            class_names, image_names: labels of the nodes; running numbers by default.
         """
         from hyptree.tree import Tree
 
@@ -369,24 +359,8 @@ class LatentHierarchyHead(nn.Module):
         images = self._lifted(self._enter("image features", image_features), _IMAGE)
         return classes, self._lifted(self.attributes, _ATTRIBUTE), images
 
-    def settings(self) -> dict[str, Any]:
-        """Arguments that make a head of this kind; the learned tensors are in ``state_dict``."""
-        plain: tuple[str, ...] = (
-            "d",
-            "num_attributes",
-            "c",
-            "beta",
-            "margin",
-            "k",
-            "affinity",
-            "lca_sampling",
-            "temperature",
-        )
-        plain += ("hyp_weight", "lift", "logit_scale", "max_triplets", "seed")
-        weights = {f"weight_{part}": self.weights[f"L_{part}"] for part in ("h", "va", "at")}
-        return {name: getattr(self, name) for name in plain} | weights | {"queue_size": len(self.queue)}
-
     def extra_repr(self) -> str:
-        """What matters of the settings."""
-        names = ("d", "num_attributes", "c", "beta", "lca_sampling", "lift", "hyp_weight")
+        """The settings; the learned tensors are in ``state_dict``."""
+        names: tuple[str, ...] = ("d", "num_attributes", "c", "beta", "margin", "k", "affinity", "lca_sampling")
+        names += ("temperature", "hyp_weight", "lift", "logit_scale", "max_triplets", "seed", "weights")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)

@@ -1,4 +1,4 @@
-"""The hyperbolic hierarchy loss: neighbours share a nearer ancestor than they share with a stranger.
+"""Class vectors refined by attributes, and the hierarchy loss: neighbours share a nearer ancestor than with a stranger.
 
 Points below (pictures, attributes) are compared by the points above them (attributes, classes) which could be their
 lowest common ancestor. Everything here works on matrices of distances, so any space can be under it.
@@ -7,10 +7,13 @@ lowest common ancestor. Everything here works on matrices of distances, so any s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from hyptree.errors import require_one_of
 
 Sampling = Literal["default", "paper", "argmin"]
 
@@ -42,7 +45,6 @@ def mine_triplets(distances: Tensor, k: int, max_triplets: int, generator: torch
         distances: (B, n) of the anchors to all candidates; anchor i is candidate i, so B <= n.
         k: neighbours per anchor.
         max_triplets: at most so many, drawn with replacement where there are more.
-        generator: of the CPU.
     """
     num_anchors, count = distances.shape
     neighbours = k if count >= k + 2 else max(1, (count - 1) // 2)
@@ -77,9 +79,7 @@ def choose_ancestors(farthest: Tensor, sampling: Sampling, temperature: float, n
     ``default`` samples with logits ``-max d / temperature``. ``paper`` samples with logits ``exp(-max d)``, which lie
     in (0, 1] and so choose almost evenly. ``argmin`` takes the nearest, without chance.
 
-    Args:
-        farthest: (T, N) the largest of the members' distances to each ancestor.
-        noise: (T, N) Gumbel noise; ``argmin`` ignores it.
+    ``farthest`` (T, N) is the largest of the members' distances to each ancestor, the noise Gumbel's.
     """
     logits = torch.exp(-farthest) if sampling == "paper" else -farthest / temperature
     if sampling != "argmin":
@@ -129,3 +129,36 @@ def hierarchy_loss(
     sign = gap.new_tensor([1.0, 1.0, -1.0])
     loss = torch.relu(sign * gap + margin).sum(1).mean()
     return HierarchyTerm(loss, triplets, torch.stack([pair.argmax(1), triple.argmax(1)], 1))
+
+
+Affinity = Literal["relu", "softmax"]
+
+SOFTMAX_TEMPERATURE = 0.1
+"""Of the affinity ``softmax``: at 1, cosines between -1 and 1 would weigh all neighbours almost alike."""
+
+
+def refine(text: Tensor, attributes: Tensor, beta: float = 0.1, affinity: Affinity = "relu") -> Tensor:
+    """Refined class vectors ``T + beta (D^-1/2 S D^-1/2 F)[:C]`` with ``F = [T; A]`` and ``S`` the cosines of its rows.
+
+    The degree ``D`` sums over all C + N columns. Raw cosines can sum to a negative number, of which there is no root:
+    so they are cut at zero first (``relu``), or every row is a softmax, which needs no degree (``softmax``). A row of
+    zeros is nobody's neighbour. With ``beta = 0`` the class vectors come back bit for bit.
+
+    Args:
+        text: (C, D) class vectors -> (C, D).
+        attributes: (N, D), N may be 0: classes are then mixed among themselves.
+    """
+    require_one_of("affinity", affinity, get_args(Affinity))
+    if beta == 0:
+        return text
+    count = len(text)
+    rows = torch.cat([text, attributes])  # (C + N, D)
+    unit = F.normalize(rows, dim=-1)  # a row of zeros stays one
+    cosines = unit @ unit.T
+    if affinity == "softmax":
+        return text + beta * ((cosines[:count] / SOFTMAX_TEMPERATURE).softmax(-1) @ rows)
+    weight = cosines.clamp_min(0)
+    degree = weight.sum(-1)
+    has_neighbours = degree > 0
+    root = torch.where(has_neighbours, torch.where(has_neighbours, degree, 1).rsqrt(), 0)  # (C + N,)
+    return text + beta * (root[:count, None] * (weight[:count] @ (root[:, None] * rows)))

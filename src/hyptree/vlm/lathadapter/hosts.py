@@ -24,12 +24,7 @@ _STD = 0.02
 
 
 class Host(nn.Module):
-    """What gives a head its features. This one is frozen.
-
-    Args:
-        encode: (n, D) features of texts; no gradient is asked of it.
-        template: what becomes a text when a class is put in.
-    """
+    """What gives a head its features. This one is frozen: ``encode`` gives (n, D) features of texts."""
 
     def __init__(self, encode: Callable[[list[str]], Tensor], template: str = TEMPLATE):
         super().__init__()
@@ -55,22 +50,19 @@ class PromptHost(Host):
     """Words of context before the class name, learned as vectors; the image tower stays as it is.
 
     Begins as ``"{context} {class}."``. Works with every encoder whose text begins in an ``nn.Embedding`` called
-    ``token_embedding``: CLIP and SigLIP of transformers, open_clip.
+    ``token_embedding``: CLIP and SigLIP of transformers, open_clip. Its weights get no gradient from here; freeze them
+    to save memory.
 
     Args:
-        encoder: its weights get no gradient from here; freeze them to save memory.
         num_context: learned vectors; by default as many as ``context`` has tokens. Beyond these they begin random.
-        context: words they begin with.
-        seed: of vectors beyond the words.
     """
 
     def __init__(self, encoder: Encoder, num_context: int | None = None, context: str = CONTEXT, seed: int = 0):
         super().__init__(encoder.encode_text, CONTEXT + " {}.")
-        # In a tuple: the encoder's weights are none of the host's.
-        self._frozen = (encoder, _token_embedding(encoder))
+        self.encoder = encoder
+        self.__dict__["_embedding"] = _token_embedding(encoder)  # past torch: its weights are none of the host's
         self._start, words = _context_tokens(encoder, context)
-        if num_context is None:
-            num_context = len(words)
+        num_context = len(words) if num_context is None else num_context
         if num_context < 1:
             raise UserError(f"num_context must be at least 1, got {num_context}")
         self.num_context = num_context
@@ -85,14 +77,7 @@ class PromptHost(Host):
         begin[: len(known)] = known
         self.context = nn.Parameter(begin.to(encoder.device))
 
-    @property
-    def encoder(self) -> Encoder:
-        """Whose texts and pictures these are."""
-        return self._frozen[0]
-
-    @property
-    def _embedding(self) -> nn.Embedding:
-        return self._frozen[1]
+    _embedding: nn.Embedding
 
     def text_features(self, names: Sequence[str]) -> Tensor:
         texts = [self.template.format(name) for name in names]
@@ -132,7 +117,8 @@ class JointHost(PromptHost):
         if depth < 1:
             raise UserError(f"depth must be at least 1, got {depth}")
         self.depth = min(depth, len(self._text_blocks), len(self._image_blocks))
-        text_width, image_width = self._embedding.embedding_dim, _width(self._image_blocks[0])
+        norm = next(module for module in self._image_blocks[0].modules() if isinstance(module, nn.LayerNorm))
+        text_width, image_width = self._embedding.embedding_dim, int(norm.normalized_shape[0])
         generator = torch.Generator().manual_seed(seed + 1)
         deeper = torch.randn(self.depth - 1, self.num_context, text_width, generator=generator) * _STD
         self.deeper = nn.Parameter(deeper.to(encoder.device))
@@ -239,9 +225,3 @@ def _blocks(encoder: Encoder, tower: nn.Module | None, which: str) -> Sequence[n
         f"{encoder.name}: its {which} tower is no plain transformer of transformers' CLIP or open_clip; "
         "use the host prompt or frozen"
     )
-
-
-def _width(block: nn.Module) -> int:
-    """Length of the vectors that a block works on."""
-    norm = next(module for module in block.modules() if isinstance(module, nn.LayerNorm))
-    return int(norm.normalized_shape[0])

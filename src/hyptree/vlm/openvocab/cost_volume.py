@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyptree.data.sample import IGNORE
 from hyptree.ops.windows import cover, cut, join, plan
 
 PRIOR = 0.05
@@ -143,8 +144,7 @@ class UpStage(nn.Module):
 
     def forward(self, x: Tensor, guide: Tensor) -> Tensor:
         guide = guide.repeat_interleave(len(x) // len(guide), 0)
-        y: Tensor = self.mix(torch.cat([self.up(x), guide], 1))
-        return y
+        return self.mix(torch.cat([self.up(x), guide], 1))
 
 
 class CostVolumeHead(nn.Module):
@@ -153,14 +153,11 @@ class CostVolumeHead(nn.Module):
     Args:
         width: d, of the joint space of CLIP.
         block_width: of the intermediate features, the first of which guides the doubling to 2 h, the second to 4 h.
-        channels: C, of the volume once it is embedded.
+        channels: C, of the volume once it is embedded; ``guide`` are those of the guides.
         num_layers: aggregator layers; each is spatial attention twice (plain and shifted windows), then classes.
-        num_heads: of every attention.
         window: edge of the windows in patches; smaller maps are one window.
-        guide: channels of the guides.
         decoder: channels after each doubling.
         pooling: of the attention among classes.
-        num_prompts: P, texts per class.
         gain: factor of the fresh weights that embed the cosines. Those of a CLIP differ by hundredths; its own scale of
             logits, which makes them differ by ones, saves the head hundreds of steps.
 
@@ -233,10 +230,25 @@ class CostVolumeHead(nn.Module):
         y = x.flatten(0, 1).permute(0, 3, 1, 2)  # (B T, C, h, w)
         for lift, up, block in zip(self.lifts, self.ups, blocks, strict=True):
             y = up(y, lift(block))
-        logits: Tensor = self.out(y).squeeze(1).unflatten(0, shape)
-        return logits
+        return self.out(y).squeeze(1).unflatten(0, shape)
 
 
 def _conv(inputs: int, outputs: int) -> list[nn.Module]:
     groups = max(g for g in range(1, max(1, outputs // 16) + 1) if outputs % g == 0)
     return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(groups, outputs), nn.ReLU()]
+
+
+def pixel_loss(logits: Tensor, truth: Tensor, count: Tensor | None = None) -> Tensor:
+    """Binary cross entropy of every class at every pixel, mean over those that count; 0 (with gradient) without any.
+
+    Args:
+        logits: (B, T, H, W). truth: (B, H, W) classes from 0 to T - 1, or ``IGNORE``.
+        count: how many pixels the mean is over, by default those that count here.
+    """
+    logits, truth = logits.float(), truth.long()
+    counts = truth != IGNORE
+    # One-hot by comparison: no scatter, whose order of sums is free on a GPU.
+    target = truth[:, None] == torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1, 1)
+    loss = F.binary_cross_entropy_with_logits(logits, target.float(), reduction="none").sum(1)
+    count = counts.sum() if count is None else count
+    return (loss * counts).sum() / ((count + (count == 0)) * logits.shape[1])

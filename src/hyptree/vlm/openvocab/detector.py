@@ -45,13 +45,11 @@ class OpenVocabDetector(nn.Module):
 
     Args:
         detector: gives boxes, labels, scores and maybe masks in eval mode (``hyptree.models.detection.mask_rcnn``).
-        encoder: a ``hyptree.vlm.Encoder``, with or without an adapter.
         size, mean, std: how the detector wants its pictures, from the recipe it was trained with.
         clip_size: side of the square that CLIP looks at; by default that of its own training.
         text_weight: w in ``score = found^(1 - w) named^w``, from 0 (detector alone) to 1 (CLIP alone).
         min_score: of a region to be looked at; below what a detector usually shows, because new things score low.
         settings: sentence and words for the classes.
-        max_detections: per picture.
     """
 
     def __init__(

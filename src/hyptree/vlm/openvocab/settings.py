@@ -69,11 +69,7 @@ class OpenVocabSettings:
         return load(cls, None, [f"{key}={json.dumps(value)}" for key, value in options.items()])
 
     def split(self, classes: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The seen and the unseen ones of the data's classes, in their order.
-
-        Raises:
-            UserError: a name twice, an unseen or renamed class that the data does not have, or none left to see.
-        """
+        """The seen and the unseen ones of the data's classes, in their order."""
         _check_classes(classes)
         for where, names in (("unseen", self.unseen), ("rename", self.rename)):
             some = "the data has " + ", ".join(list(classes)[:12])
@@ -84,11 +80,7 @@ class OpenVocabSettings:
         return seen, tuple(name for name in classes if name in self.unseen)
 
     def prompts(self, classes: Sequence[str]) -> list[str]:
-        """The sentence of each class.
-
-        Raises:
-            UserError: no class, an empty name, a name twice, or two classes that one sentence stands for.
-        """
+        """The sentence of each class."""
         _check_classes(classes)
         sentences = [self.template.replace("{}", self.rename.get(name, name).replace("_", " ")) for name in classes]
         if (double := _double(sentences)) is not None:

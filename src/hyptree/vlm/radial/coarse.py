@@ -19,8 +19,7 @@ from torch import Tensor
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.vlm.clip.contrast import similarity
-from hyptree.vlm.radial.retention import TEMPLATE, class_embeddings
-from hyptree.vlm.radial.retrieval import hierarchical_retrieval
+from hyptree.vlm.radial.retrieval import TEMPLATE, class_embeddings, hierarchical_retrieval
 
 if TYPE_CHECKING:
     from hyptree.tree import Tree
@@ -28,19 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CoarseClasses:
-    """Coarse classes above fine ones.
-
-    Attributes:
-        fine: names of the fine classes that are kept.
-        coarse: names of the coarse classes.
-        kept: (F,) their labels in the dataset.
-        coarse_of: (F,) coarse class of each fine class.
-    """
+    """Coarse classes above fine ones, by their names."""
 
     fine: tuple[str, ...]
     coarse: tuple[str, ...]
     kept: np.ndarray
+    """(F,) labels in the dataset of the fine classes that are kept."""
     coarse_of: np.ndarray
+    """(F,) coarse class of each fine class."""
 
 
 def words_of(label: str) -> str:
@@ -60,17 +54,12 @@ def coarse_classes(tree: Tree, num_classes: int, cut: int | Sequence[str], *, mi
     """
     if tree.label is None:
         raise ValueError("the tree of the classes needs labels")
-    wanted: set[int] | None = None
-    if not isinstance(cut, int):
+    lines = [[i, *tree.ancestors(i).tolist()] for i in range(num_classes)]  # from each class up to the root
+    if isinstance(cut, int):
+        home = [line[max(0, len(line) - 1 - cut)] for line in lines]
+    else:
         wanted = {tree.find(label) for label in cut}
-    home: list[int] = []
-    for i in range(num_classes):
-        line = [i, *tree.ancestors(i).tolist()]  # from the class up to the root
-        if wanted is not None:
-            home.append(next((node for node in line if node in wanted), -1))
-        else:
-            assert isinstance(cut, int)
-            home.append(line[max(0, len(line) - 1 - cut)])
+        home = [next((node for node in line if node in wanted), -1) for line in lines]
     sizes = {node: home.count(node) for node in set(home)}
     kept = [i for i in range(num_classes) if home[i] >= 0 and sizes[home[i]] >= min_fine]
     # By name, not by node: what is told apart are words, and WordNet has two nodes called food.

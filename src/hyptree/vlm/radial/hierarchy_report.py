@@ -22,10 +22,10 @@ from hyptree.data.hierarchies.hierarcaps import (
     without_images_of,
 )
 from hyptree.data.hierarchies.hyperlex import read_hyperlex
-from hyptree.errors import UserError, as_user_error, require_one_of
+from hyptree.errors import UserError, require_one_of
 from hyptree.tables import without_nan
 from hyptree.vlm.radial.coarse import coarse_classes, coarse_recall, words_of
-from hyptree.vlm.radial.retention import TEMPLATE, class_embeddings, zero_shot_accuracy
+from hyptree.vlm.radial.retrieval import TEMPLATE, class_embeddings, zero_shot_accuracy
 from hyptree.vlm.radial.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
 
 SUITES = ("hierarcaps-text", "hyperlex", "world-text", "hierarcaps-images", "world-images", "tiny-imagenet", "cifar10")
@@ -66,27 +66,10 @@ def hierarchy_report(
         curvature: of lorentz; by default the encoder's own, else 1.
         limit: only so many chains, pairs or pictures of each suite, for a quick look.
         say: told what is measured now.
-
-    Raises:
-        UserError: an unknown suite, data that is not there, pictures for an encoder of text alone.
     """
     suite = check_request(suite, images, data=data, curvature=curvature, limit=limit)
-    encode = getattr(encoder, "encode_text", encoder)
-    own = getattr(encoder, "curvature", None)
-    geometry = geometry or ("chord" if own is None else "lorentz")
-    c = curvature or own or 1.0
-    with as_user_error():
-        texts = Texts(encode, geometry, float(c), own_c=own)
-        texts.distance([""])  # an unknown geometry is told before the work
-    report: dict[str, Any] = {
-        "encoder": getattr(encoder, "name", getattr(encoder, "__name__", type(encoder).__name__)),
-        "width": len(texts.root),
-        "geometry": geometry,
-        "curvature": float(c) if geometry == "lorentz" else None,
-        "root_norm": float(texts.root.norm()),
-        "torch": torch.__version__.split("+")[0],
-        "suites": {},
-    }
+    texts = Texts.of(encoder, geometry, curvature)
+    report: dict[str, Any] = texts.about() | {"torch": torch.__version__.split("+")[0], "suites": {}}
     for name in suite:
         if say is not None:
             say(f"measuring {name}")
@@ -103,11 +86,7 @@ def check_request(
     curvature: float | None = None,
     limit: int | None = None,
 ) -> list[str]:
-    """The suites of a report, after a look at what they need; no encoder has to be loaded for that.
-
-    Raises:
-        UserError: an unknown suite, files that are not there, numbers that cannot be.
-    """
+    """The suites of a report, after a look at what they need; no encoder has to be loaded for that."""
     suite = [suite] if isinstance(suite, str) else list(suite)
     for name in suite:
         require_one_of("suite", name, SUITES)
@@ -146,10 +125,6 @@ def _hierarcaps_pictures(data: Any, images: Any, limit: int | None) -> tuple[Any
 def _chains(texts: Texts, encoder: Any, chains: tuple[list[Chain], list[Chain]]) -> dict[str, Any]:
     """Order along the first chains, angles of the second ones."""
     return {**chain_order(texts, [chain.captions for chain in chains[0]]), "angles": chain_angles(texts, chains[1])}
-
-
-def _world_text(texts: Texts, encoder: Any, count: int) -> dict[str, Any]:
-    return _chains(texts, encoder, (chains := world_chains("val", count), chains))
 
 
 def _hierarcaps_images(texts: Texts, encoder: Any, inputs: tuple[Any, list[Chain]]) -> dict[str, Any]:
@@ -222,7 +197,10 @@ _SUITES: dict[str, tuple[Callable[[Any, Any, int | None], Any], Callable[[Texts,
         lambda data, images, limit: read_hyperlex(_folder(data, "hyperlex"))[:limit],
         lambda texts, encoder, pairs: graded_entailment(texts, pairs),
     ),
-    "world-text": (lambda data, images, limit: limit or WORLD_PICTURES, _world_text),
+    "world-text": (
+        lambda data, images, limit: limit or WORLD_PICTURES,
+        lambda texts, encoder, count: _chains(texts, encoder, (world_chains("val", count),) * 2),
+    ),
     "hierarcaps-images": (_hierarcaps_pictures, _hierarcaps_images),
     "world-images": (lambda data, images, limit: limit or WORLD_PICTURES, _world_images),
     "tiny-imagenet": (_tiny_imagenet, _labelled),
@@ -245,10 +223,9 @@ def _folder(data: Path | str | None, name: str) -> Path:
         raise UserError(
             f"{name} needs its files: give the folder that holds {name}/ as data (--data on the command line)"
         )
-    path = Path(data)
-    if not path.is_dir():
-        raise UserError(f"there is no folder {path}; expected the one that holds {name}/")
-    return path / name if (path / name).is_dir() else path
+    if not Path(data).is_dir():
+        raise UserError(f"there is no folder {data}; expected the one that holds {name}/")
+    return Path(data) / name if (Path(data) / name).is_dir() else Path(data)
 
 
 def _embed_pictures(encoder: Any, pictures: Any, block: int = 256) -> Tensor:

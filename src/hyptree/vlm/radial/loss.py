@@ -39,14 +39,9 @@ def exterior_angle(
     rounding, pi/2 where ``e`` is the root: there is no direction then, and the gradient is zero.
 
     Args:
-        e: (..., d) the more general points.
-        further: (..., d).
+        e, further: (..., d) more general and more specific points -> (...) radians.
         root: (d) or (..., d); not needed for "lorentz".
-        geometry: see the module; "geodesic" expects unit vectors.
-        c: curvature of "lorentz" is ``-c``.
-
-    Returns:
-        (...) radians.
+        geometry: see the module; "geodesic" expects unit vectors. The curvature of "lorentz" is ``-c``.
     """
     _check(geometry, root)
     with torch.autocast(e.device.type, enabled=False):
@@ -105,12 +100,9 @@ def cone_energy(
 
 
 def coincide(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Whether two embeddings differ by no more than rounding, (...) bool.
+    """Whether two embeddings differ by no more than rounding in the dtype they were made in, (...) bool.
 
     Their difference has no direction then: an angle would be noise, and its slope, the inverse of the distance, huge.
-
-    Args:
-        dtype: precision in which the embeddings were made; by default that of ``a``.
     """
     eps = torch.finfo(dtype or _result_dtype(a)).eps
     a, b = a.detach(), b.detach()
@@ -146,23 +138,18 @@ def _check(geometry: str, root: Tensor | None) -> None:
 
 @dataclass
 class RadialTerms:
-    """What a loss is made of.
-
-    Attributes:
-        total: what to minimise.
-        entail: the entailment term.
-        hard: the same for the worst pairs, 0 where it is off.
-        keep: regulariser, how far embeddings left their first place.
-        positive: mean angle from a caption to the next more specific one.
-        negative: mean angle from a caption to its negative.
-    """
+    """What a loss is made of; ``total`` is to be minimised."""
 
     total: Tensor
     entail: Tensor
     hard: Tensor
+    """The same for the worst pairs, 0 where it is off."""
     keep: Tensor
+    """How far embeddings left their first place."""
     positive: Tensor
+    """Mean angle from a caption to the next more specific one."""
     negative: Tensor
+    """The same to its negative."""
 
 
 class RadialLoss(nn.Module):
@@ -177,11 +164,7 @@ class RadialLoss(nn.Module):
     The negative of the last level is used by ``keep`` alone. A negative that coincides with its caption is never the
     hardest: it has no direction.
 
-    Args:
-        weights: of entail, hard and keep.
-        geometry: "chord" (the paper), "geodesic" or "lorentz". Embeddings are normalised for the first two.
-        hard: whether there is the hard term.
-        c: curvature of "lorentz" is ``-c``.
+    Embeddings are normalised for "chord" (the paper) and "geodesic"; the curvature of "lorentz" is ``-c``.
 
     Shape:
         positive, negative (B, L, d); root (d,); first_positive, first_negative (B, L, d) or None -> RadialTerms

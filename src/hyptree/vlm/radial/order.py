@@ -13,31 +13,22 @@ from hyptree.errors import UserError
 
 @dataclass(frozen=True)
 class Order:
-    """Mean agreement of chains with the order of their levels, from -1 to 1.
-
-    Attributes:
-        tau_a: ties count as 0. Items with fewer than two distinct values have no tau and are left out.
-        tau_b: corrected for ties.
-        first_two: of levels 1 and 2 alone, where the length of a caption says least; ties count as 0.
-        error: standard error of ``tau_b``.
-        num_items: chains.
-        num_undefined: chains that were left out.
-    """
+    """Mean agreement of chains with the order of their levels, from -1 to 1."""
 
     tau_a: float
+    """Ties count as 0. Chains with fewer than two distinct values have no tau and are left out."""
     tau_b: float
+    """Corrected for ties."""
     first_two: float
+    """Of levels 1 and 2 alone, where the length of a caption says least; ties count as 0."""
     error: float
+    """Standard error of ``tau_b``."""
     num_items: int
     num_undefined: int
 
 
 def order_of_levels(values: Any) -> Order:
-    """How well values (n, L) rise from level to level, per item, then averaged.
-
-    Raises:
-        ValueError: not (n, L) with two levels or more.
-    """
+    """How well values (n, L) rise from level to level, per item, then averaged."""
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or values.shape[1] < 2 or len(values) == 0:
         raise ValueError(f"expected one row per chain and at least two levels, got {values.shape}")
@@ -54,11 +45,7 @@ def order_of_levels(values: Any) -> Order:
 
 
 def kendall_tau(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Kendall's tau-a and tau-b of each row (n, L) with 1 .. L; NaN where a row holds a NaN or one value throughout.
-
-    Returns:
-        (n,) and (n,).
-    """
+    """Kendall's tau-a and tau-b of each row (n, L) with 1 .. L; NaN where a row holds a NaN or one value throughout."""
     first, second = np.triu_indices(values.shape[1], 1)
     signs = np.sign(values[:, second] - values[:, first])  # (n, pairs)
     untied = np.abs(signs).sum(1)

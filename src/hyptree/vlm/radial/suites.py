@@ -12,14 +12,13 @@ from torch.nn import functional as F
 
 from hyptree.data.hierarchies.hierarcaps import Chain
 from hyptree.data.hierarchies.hyperlex import WordPair
-from hyptree.errors import UserError
+from hyptree.errors import UserError, as_user_error
 from hyptree.geometry import lorentz
 from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.radial.coarse import lifted
 from hyptree.vlm.radial.loss import exterior_angle, root_distance
 from hyptree.vlm.radial.order import length_baselines, order_of_levels, spearman
-from hyptree.vlm.radial.retention import image_text_recall
-from hyptree.vlm.radial.retrieval import RADII, hierarchical_retrieval, radii, score_chains
+from hyptree.vlm.radial.retrieval import RADII, hierarchical_retrieval, image_text_recall, radii, score_chains
 
 
 class Texts:
@@ -30,7 +29,6 @@ class Texts:
         geometry: in which distances and angles are measured.
         c: curvature of "lorentz", onto whose hyperboloid embeddings are lifted as tangent vectors at the origin.
         own_c: curvature of the encoder itself if it is hyperbolic: pictures and texts are compared by distance then.
-        block: texts at once.
     """
 
     def __init__(
@@ -42,20 +40,40 @@ class Texts:
         own_c: float | None = None,
         block: int = 256,
     ):
-        self.geometry, self.c, self.own_c = geometry, c, own_c
+        self.geometry, self.c, self.own_c, self.name = geometry, c, own_c, ""
         self.raw = TextTable(encode, block)
         """(n, d) as the encoder gives them, on the CPU."""
         self.root = self.raw([""])[0]
 
+    @classmethod
+    def of(cls, encoder: Any, geometry: str | None = None, curvature: float | None = None) -> Texts:
+        """Those of an encoder, or of a function from texts to embeddings; by default in its own geometry.
+
+        Raises:
+            UserError: an unknown geometry, before any work.
+        """
+        own = getattr(encoder, "curvature", None)
+        geometry = geometry or ("chord" if own is None else "lorentz")
+        with as_user_error():
+            texts = cls(getattr(encoder, "encode_text", encoder), geometry, float(curvature or own or 1.0), own_c=own)
+            texts.distance([""])
+        texts.name = getattr(encoder, "name", getattr(encoder, "__name__", type(encoder).__name__))
+        return texts
+
+    def about(self) -> dict[str, Any]:
+        """The beginning of a report on them."""
+        return {
+            "encoder": self.name,
+            "width": len(self.root),
+            "geometry": self.geometry,
+            "curvature": self.c if self.geometry == "lorentz" else None,
+            "root_norm": float(self.root.norm()),
+        }
+
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """(n, d) points: unit vectors, or points of the hyperboloid."""
-        return self._points(self.raw(texts))
-
-    def _points(self, raw: Tensor) -> Tensor:
-        if self.geometry == "lorentz":
-            lifted: Tensor = lorentz.expmap0(raw, self.c)
-            return lifted
-        return F.normalize(raw, dim=-1)
+        raw = self.raw(texts)
+        return lorentz.expmap0(raw, self.c) if self.geometry == "lorentz" else F.normalize(raw, dim=-1)
 
     def comparable(self, raw: Tensor) -> Tensor:
         """Embeddings of texts or pictures as the encoder compares them: points of its hyperboloid, or as they are."""
@@ -179,10 +197,8 @@ def picture_chains(
 ) -> dict[str, Any]:
     """Hierarchical retrieval of the captions of all pictures, by each radius, and plain retrieval of the last captions.
 
-    Beside the two radii of the paper there is the distance of another geometry, if the texts are measured in one.
-
-    Args:
-        images: (n, d) embeddings of the pictures, in the order of the chains.
+    Pictures (n, d) are in the order of the chains. Beside the two radii of the paper there is the distance of another
+    geometry, if the texts are measured in one.
     """
     if len(images) != len(chains):
         raise UserError(f"expected a picture for each of the {len(chains)} chains, got {len(images)}")

@@ -33,18 +33,13 @@ class TunedText(TunedEncoder):
         self.save_trained_alone()
 
     def forward(self, tokens: dict[str, Tensor]) -> Tensor:
-        embedded: Tensor = self.encoder.encode_tokens(tokens)
-        return embedded
+        return self.encoder.encode_tokens(tokens)
 
 
 def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> Encoder:
     """The encoder of a run of the task radial with its best weights; an adapter is merged into it.
 
-    Args:
-        random_init: the encoder that the run started from, with random weights.
-
-    Raises:
-        UserError: the encoder that the run started from is gone, or is another one now.
+    With ``random_init`` it is the encoder that the run started from, with random weights.
     """
     folder = RunFolder(run)
     recipe = folder.settings()

@@ -1,1 +1,1 @@
-"""The kinds of adapter, one file each."""
+"""The kinds of adapter."""

@@ -1,4 +1,4 @@
-"""LoRA on the weights themselves, ``W' = W + (alpha / r) B A``: it also reaches the fused weights of open_clip."""
+"""Differences added to the weights themselves, also to fused ones of open_clip: of low rank (LoRA), and full ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack, StackAdapter
 
 @dataclass(frozen=True)
 class LoraConfig(AdapterConfig):
-    """Low-rank updates, of q and v by default: r (rows + columns) parameters per matrix.
+    """``W' = W + (alpha / r) B A``, of q and v by default: r (rows + columns) parameters per matrix.
 
     Rank n / 2 on q, k and v has as many parameters as the scale adapter with blocks of n.
 
@@ -40,7 +40,7 @@ class LoraConfig(AdapterConfig):
 
 
 class LoraAdapter(StackAdapter):
-    """``W + scale B A``, with A uniform as in a fresh linear layer and B zero."""
+    """A is uniform as in a fresh linear layer and B zero."""
 
     def __init__(self, stack: SlotStack, rank: int, scale: float, seed: int):
         super().__init__()
@@ -59,3 +59,25 @@ class LoraAdapter(StackAdapter):
 
     def extra_repr(self) -> str:
         return f"rank={self.down.shape[1]}, scale={self.scale}"
+
+
+@dataclass(frozen=True)
+class FullConfig(AdapterConfig):
+    """``W' = W + delta``, of q and v by default: every number is a parameter, the upper bound among the baselines."""
+
+    method: ClassVar[str] = "full"
+    targets: tuple[str, ...] = field(default=("q", "v"), kw_only=True)
+
+    def build(self, stack: SlotStack) -> StackAdapter:
+        return FullAdapter(stack)
+
+
+class FullAdapter(StackAdapter):
+    """``W + delta``; weight decay pulls towards the pretrained weights."""
+
+    def __init__(self, stack: SlotStack):
+        super().__init__()
+        self.delta = nn.Parameter(torch.zeros(len(stack.names), *stack.shape, dtype=stack.dtype, device=stack.device))
+
+    def forward(self, base: Tensor, first: int = 0) -> Tensor:
+        return base + self.of_slots(self.delta, first, len(base)).to(base.dtype)

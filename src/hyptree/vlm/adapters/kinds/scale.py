@@ -130,10 +130,7 @@ def cap_rows(rows: Tensor, longest: float) -> Tensor:
 def reference_mobius(weight: Tensor, scale: Tensor, c: float) -> Tensor:
     """``log0(S (x) exp0(w))`` for every row w, with the guards of the released code: the long way, for tests.
 
-    Args:
-        weight: (rows, d).
-        scale: S (d, d), or its diagonal blocks (d / n, n, n).
-        c: curvature magnitude.
+    S is (d, d), or its diagonal blocks (d / n, n, n).
     """
     s = math.sqrt(c)
     matrix = scale if scale.dim() == 2 else torch.block_diag(*scale)
@@ -165,3 +162,16 @@ def check_block_size(block_size: int, stack: SlotStack) -> None:
         f"block_size {block_size} does not divide the width {width} of {stack.names[0]}; "
         f"the nearest that do: {' and '.join(map(str, near))}"
     )
+
+
+@dataclass(frozen=True)
+class DiagonalConfig(ScaleAdapterConfig):
+    """One number for each input of q, k and v: 3 L d parameters per tower. The settings are the scale adapter's."""
+
+    method: ClassVar[str] = "diagonal"
+    block_size: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block_size != 1:
+            raise UserError(f"a diagonal scale has block_size 1, got {self.block_size}; use ScaleAdapterConfig")
