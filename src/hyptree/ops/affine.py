@@ -26,7 +26,7 @@ def affine(x: Tensor, weight: Tensor, weight_time: Tensor, bias: Tensor | None, 
         (..., m)
     """
     over_c = 1 / (c.to(wide(x).dtype) if isinstance(c, Tensor) else c)
-    if on_gpu(x) and all(map(is_ordinary, (x, weight, weight_time))) and is_eager():
+    if on_gpu(x) and is_eager() and all(map(is_ordinary, (x, weight, weight_time))):
         shifted: Tensor = _AffineByKernels.apply(x, weight, weight_time, bias, over_c)
         return shifted
     return _plain(x, weight, weight_time, bias, over_c)

@@ -100,7 +100,7 @@ def product_then(tail: Callable[..., Tensor], x: Tensor, weight: Tensor, *rest: 
     Args:
         tail: a function of rows, see ``geometry.core.rows.by_kernels``.
     """
-    if not all(map(is_ordinary, (x, weight, *rest))) or max(weight.shape) > LONGEST or not is_eager():
+    if not is_eager() or not all(map(is_ordinary, (x, weight, *rest))) or max(weight.shape) > LONGEST:
         return None
     out: Tensor = _ProductThen.apply(tail, x, weight, *rest)
     return out

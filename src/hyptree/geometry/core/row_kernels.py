@@ -90,8 +90,8 @@ class Plan:
         self.count, self.device = math.prod(self.batch), tensors[0].device
         self.widths = tuple(x.shape[-1] if isinstance(x, Tensor) and x.dim() else 1 for x in arguments)
         self.dtypes = tuple(x.dtype if isinstance(x, Tensor) else torch.float32 for x in arguments)
-        if not 0 < min(self.widths) <= max(self.widths) <= LONGEST:
-            raise NotByRows("rows too long for a program")
+        if not 0 < min(self.widths) <= max(self.widths) <= LONGEST or any(x.device != self.device for x in tensors):
+            raise NotByRows("rows too long for a program, or not on one device")
         self.codes = tuple(self._code(x, width) for x, width in zip(arguments, self.widths, strict=True))
         self.copies = [
             isinstance(x, Tensor)

@@ -119,8 +119,9 @@ class _Recorder(TorchDispatchMode):
 
     def record(self, kind: str, out: Tensor, args: list[Any], kwargs: dict[str, Any]) -> str:
         """The name of what an operation gives."""
-        if kind in _SAME:
+        if kind in _SAME or kind == "slice":
             self.shared |= {id(out), id(args[0])}
+        if kind in _SAME:
             return self.name(args[0])
         if kind == "_to_copy":
             name, half = self.name(args[0]), _HALF.get(out.dtype)
@@ -129,7 +130,7 @@ class _Recorder(TorchDispatchMode):
             return self.line(f"{name}.to(tl.float64)") if args[0].dtype == torch.bool != out.dtype else name
         if kind in _FILLED or kind in _NUMBER:
             return self.name(_FILLED[kind] if kind in _FILLED else args[_NUMBER[kind]])
-        if kind == "linalg_vector_norm" and args[1] == 2:
+        if kind == "linalg_vector_norm" and len(args) > 2 and args[1] == 2:
             return self.line(f"tl.sqrt({self.reduce('sum', [args[0], args[2]], square=True)})")
         if kind in ("sum", "amax", "all", "any"):
             return self.reduce(kind, args)
@@ -139,7 +140,7 @@ class _Recorder(TorchDispatchMode):
             a, b = (self.name(x) for x in args[:2])
             if kind == "rsub":
                 a, b = b, a
-            if (alpha := kwargs.get("alpha", 1)) != 1:
+            if (alpha := kwargs.get("alpha", args[2] if len(args) > 2 else 1)) != 1:
                 b = f"{self.name(alpha)} * {b}"
             return self.line(f"{a} {'+' if kind == 'add' else '-'} {b}")
         if kind == "clamp":
@@ -149,9 +150,10 @@ class _Recorder(TorchDispatchMode):
             return name
         if kind == "pow" and args[1] in _POWERS:
             return self.line(_POWERS[args[1]].format(self.name(args[0])))
-        if kind not in _TERMS or kwargs:
+        term = _TERMS.get(kind, "")
+        if f"{{{len(args) - 1}}}" not in term or f"{{{len(args)}}}" in term or kwargs:
             raise NotByRows(f"no kernel does {kind}")
-        return self.line(_TERMS[kind].format(*map(self.name, args)))
+        return self.line(term.format(*map(self.name, args)))
 
     def reduce(self, kind: str, args: list[Any], square: bool = False) -> str:
         """A sum (of squares, largest, all, any) over the last axis."""

@@ -10,6 +10,9 @@ a third of a small tensor's.
 A form also says which rows it can be trusted with: points that nearly coincide, and points at the limits of the dtype,
 are left to the plain function, which is the definition, row by row. So is everything but ordinary float32 tensors on a
 CPU in eager mode (compilers fuse the plain function, and transforms look into it), and so are second derivatives.
+
+On a GPU launches are what costs. There :func:`by_kernels` makes one kernel each way of the plain function itself, see
+:mod:`row_trace`; no form is needed, and it serves layers and optimisers too.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from hyptree.geometry.core import debug
 
 try:
     import numpy as np
@@ -143,7 +148,7 @@ def by_kernels(function: Callable[..., Any], /, *arguments: Any, **settings: Any
 
 def row_plan(function: Callable[..., Any], /, *arguments: Any, **settings: Any) -> Any:
     """The same to be called later, forward and backward: a ``Plan`` of ``row_kernels``, or None."""
-    if torch.compiler.is_compiling() or os.environ.get("HYPTREE_BACKEND") == "torch" or not is_eager():
+    if not is_eager() or debug.is_enabled() or os.environ.get("HYPTREE_BACKEND") == "torch":
         return None
     key = (function, *settings.items()) if settings else function
     if key not in _kernels:
