@@ -7,6 +7,7 @@ no large constant that low precision would have to carry. Likewise the time of t
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz
 from hyptree.geometry.core.numerics import Scalar, root, sqnorm
+from hyptree.geometry.core.rows import by_kernels, on_gpu
 from hyptree.nn.linear import LorentzLinear, lorentz_linear
 from hyptree.nn.point_layer import require_features, require_space
 from hyptree.nn.precision import gemm_dtype, like, store
@@ -72,8 +74,7 @@ def lorentz_attention(
         is_causal=is_causal,
         scale=scale,
     )
-    out = _normalise(wide(mean[..., : v.shape[-1]]), wide(mean[..., v.shape[-1] : v.shape[-1] + 1]), c)
-    out = store(out, dtype)
+    out = _as_laid_out(_centroid, mean, c, n=v.shape[-1])
     for _ in range(missing):
         out = out.squeeze(0)
     return out
@@ -82,10 +83,33 @@ def lorentz_attention(
 def _lift(x: Tensor, c: Scalar, dtype: torch.dtype, width: int, sign: float, excess: bool = True) -> Tensor:
     """``[x, sign e, 0, ...]`` with ``width`` coordinates and the excess ``e = t - 1/s``, or ``t`` in its place."""
     over_c = 1 / like(c, wide(x))
+    if on_gpu(x) and x.dtype != torch.float64 and not torch.compiler.is_compiling():
+        return _as_laid_out(
+            _lift_row, x.to(dtype), over_c, sign=sign, excess=int(excess), zeros=width - 1 - x.shape[-1]
+        )
     if dtype in (torch.bfloat16, torch.float16):  # autograd's many roundings leave the curvature closer to the truth
         return _lifted(x, over_c, dtype, width, sign, excess)[0]
     lifted: Tensor = _Lift.apply(x, over_c, dtype, width, sign, excess)[0]
     return lifted
+
+
+def _as_laid_out(function: Callable[..., Tensor], x: Tensor, c: Scalar, **settings: float) -> Tensor:
+    """``function(x, c, **settings)`` row by row, on a GPU by kernels, in the order in which heads lie in memory."""
+    turned = x.dim() > 2 and x.stride(-3) < x.stride(-2)
+    if turned:
+        x = x.transpose(-3, -2)
+        c = c.transpose(-3, -2) if isinstance(c, Tensor) and c.dim() > 2 else c
+    out = by_kernels(function, x, c, **settings) if on_gpu(x) else None
+    out = function(x, c, **settings) if out is None else out
+    return out.transpose(-3, -2) if turned else out
+
+
+def _lift_row(x: Tensor, over_c: Scalar, *, sign: float, excess: int, zeros: int) -> Tensor:
+    """:func:`_lifted` as kernels read it."""
+    square = sqnorm(wide(x))
+    t = torch.sqrt(over_c + square)
+    column = square / (t + root(over_c)) if excess else t
+    return torch.cat([x, (sign * column).to(x.dtype), x.new_zeros((*x.shape[:-1], zeros))], -1)
 
 
 def _lifted(
@@ -123,6 +147,11 @@ class _Lift(torch.autograd.Function):
             to_c = slope / 2 - (to_column / (2 * root(over_c[0])) if ctx.excess else 0.0)
             to_c = to_c.sum_to_size(over_c[0].shape)
         return to_x.sum_to_size(x.shape), to_c, None, None, None, None
+
+
+def _centroid(mean: Tensor, c: Scalar, *, n: int) -> Tensor:
+    """The point of a lifted mean, whose column ``n`` is the excess of its time."""
+    return store(_normalise(wide(mean[..., :n]), wide(mean[..., n : n + 1]), c), mean.dtype)
 
 
 def _normalise(mean: Tensor, excess: Tensor, c: Scalar) -> Tensor:

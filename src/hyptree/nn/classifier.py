@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz, Poincare, poincare
 from hyptree.geometry.core.numerics import Scalar, root, safe_norm
+from hyptree.geometry.core.rows import by_kernels, on_gpu
 from hyptree.nn.point_layer import PointLayer, Space, require_features, uniform_
 from hyptree.nn.precision import gemm_input
 from hyptree.ops.lorentz_mlr import hyperplane_logits
@@ -39,15 +40,21 @@ def planes(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar) -> tuple[Tensor
         raise ValueError(f"lorentz_mlr: expected one curvature for all points, got c of shape {tuple(c.shape)}")
     x = gemm_input(x)
     dtype = wide(x).dtype
-    s = root(c.to(dtype).reshape(()) if isinstance(c, Tensor) else c)
-    normal = weight.to(dtype)
-    length = safe_norm(normal)  # (K, 1)
-    angle = s * offset.to(dtype).unsqueeze(-1)
-    # s al/|z| as a linear map of [x, t]. What depends on the class alone goes into its matrix, once per class.
-    matrix = normal * (s * torch.cosh(angle) / torch.where(length > 0, length, 1.0))  # (K, n)
-    # Laid out in memory, so that a compiler does not evaluate them again for every point.
-    time_column, scale = torch.cat([-s * torch.sinh(angle).mT, length.mT / s]).unbind()  # (K,) each
-    return x, matrix.to(x.dtype), time_column, scale
+    c = c.to(dtype).reshape(()) if isinstance(c, Tensor) else c
+    normal, distance = weight.to(dtype), offset.to(dtype).unsqueeze(-1)
+    made = by_kernels(_by_class, normal, distance, c) if on_gpu(x) else None
+    matrix, time_column, scale = _by_class(normal, distance, c) if made is None else made
+    if torch.compiler.is_compiling():
+        # Laid out in memory, so that a compiler does not evaluate them again for every point.
+        time_column, scale = torch.cat([time_column.mT, scale.mT]).unbind()
+    return x, matrix.to(x.dtype), time_column.view(-1), scale.view(-1)
+
+
+def _by_class(normal: Tensor, distance: Tensor, c: Scalar) -> tuple[Tensor, Tensor, Tensor]:
+    """``s al/|z|`` as a linear map of [x, t], (K, n) and (K, 1), and what its ``asinh`` is multiplied with (K, 1)."""
+    s, length, angle = root(c), safe_norm(normal), root(c) * distance
+    matrix = normal * (s * torch.cosh(angle) / torch.where(length > 0, length, 1.0))
+    return matrix, -s * torch.sinh(angle), length / s
 
 
 def poincare_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> Tensor:

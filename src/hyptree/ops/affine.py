@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.geometry.core.numerics import Scalar, sqnorm, strict_matmul
+from hyptree.geometry.core.rows import is_eager, is_ordinary, on_gpu, plain_gradients, row_plan
 from hyptree.ops.rounding import wide
 
 
@@ -25,8 +26,54 @@ def affine(x: Tensor, weight: Tensor, weight_time: Tensor, bias: Tensor | None, 
         (..., m)
     """
     over_c = 1 / (c.to(wide(x).dtype) if isinstance(c, Tensor) else c)
+    if on_gpu(x) and is_eager() and all(map(is_ordinary, (x, weight, weight_time))):
+        shifted: Tensor = _AffineByKernels.apply(x, weight, weight_time, bias, over_c)
+        return shifted
+    return _plain(x, weight, weight_time, bias, over_c)
+
+
+def _plain(x: Tensor, weight: Tensor, weight_time: Tensor, bias: Tensor | None, over_c: Scalar) -> Tensor:
     out: Tensor = _Affine.apply(x, weight, weight_time, bias, over_c)[0]
     return out
+
+
+def _shifted(product: Tensor, x: Tensor, weight_time: Tensor, bias: Scalar, over_c: Scalar) -> Tensor:
+    """What stands behind the product."""
+    return wide(product) + torch.sqrt(over_c + sqnorm(wide(x))) * wide(weight_time) + bias
+
+
+class _AffineByKernels(torch.autograd.Function):
+    """The affine map on a GPU: one pass behind the product, and one over its gradient before the next products."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, weight_time: Tensor, bias: Tensor | None, over_c: Scalar
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, weight_time, bias, over_c if isinstance(over_c, Tensor) else None)
+        ctx.over_c = None if isinstance(over_c, Tensor) else over_c
+        rows = F.linear(x, weight, bias), x, weight_time, 0.0, over_c
+        plan = row_plan(_shifted, *rows)
+        return plan.forward(rows) if plan else _shifted(*rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, over_c = ctx.saved_tensors
+        x, weight, weight_time, bias = tensors
+        inputs = (*tensors, ctx.over_c if over_c is None else over_c)
+        needed = ctx.needs_input_grad
+        # Of the bias the kernel gives the gradient, which it adds up on its way over that of the map.
+        rows = grad, x, weight_time, 0.0 if bias is None else bias, inputs[4]
+        plan = None if torch.is_grad_enabled() or not is_ordinary(grad) else row_plan(_shifted, *rows)
+        if plan is None:
+            return tuple(plain_gradients(_plain, inputs, (grad,), needed))
+        low = grad.to(x.dtype).reshape(-1, grad.shape[-1])  # the products run in the precision of the forward pass
+        to_x = to_weight = None
+        _, to_x, to_time, to_bias, to_c = plan.backward(rows, (grad,), (False, needed[0], *needed[2:]))
+        if needed[0]:
+            to_x.view(-1, x.shape[-1]).addmm_(low, weight.to(x.dtype))
+        if needed[1]:
+            to_weight = (low.mT @ x.reshape(-1, x.shape[-1])).to(weight.dtype)
+        return to_x, to_weight, to_time, to_bias, to_c
 
 
 class _Affine(torch.autograd.Function):

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.numerics import Scalar, asinh, cap_norm, lorentz_limit, root, sinh
-from hyptree.geometry.core.rows import is_eager
+from hyptree.geometry.core.rows import is_eager, on_gpu
 from hyptree.ops.affine import affine
 from hyptree.ops.derivatives import grads_with_graph, wants_graph
+from hyptree.ops.linear import product_then
 from hyptree.ops.lorentz_mlr import hyperplane_logits
+from hyptree.ops.lorentz_mlr.reference import mlr_logits
 
 _BLOCK = 2**15
 """Numbers of a block of rows: with its five temporaries half of a core's cache."""
@@ -37,6 +39,10 @@ def fc_point(
     Returns:
         (..., m) points in float32 at least.
     """
+    if on_gpu(x):
+        made = product_then(_ball_tail if in_ball else _tail, x, matrix, time_column, scale, c, c_out)
+        if made is not None:
+            return made
     is_learned = isinstance(c_out, Tensor) and (c_out.requires_grad or c_out.numel() != 1)
     if x.device.type == "cpu" and is_eager() and not is_learned:
         product = affine(x, matrix, time_column, None, c)
@@ -47,6 +53,15 @@ def fc_point(
     logits = hyperplane_logits(x, matrix, time_column, scale, c)
     s = root(c.to(logits.dtype) if isinstance(c, Tensor) else c)
     return _plain(s * logits, c_out, in_ball)
+
+
+def _tail(product: Tensor, x: Tensor, time_column: Tensor, scale: Tensor, c: Scalar, c_out: Scalar) -> Tensor:
+    """What stands behind the product of the points and the matrix."""
+    return _plain(root(c) * mlr_logits(product, x, time_column, scale, c), c_out, in_ball=False)
+
+
+def _ball_tail(product: Tensor, x: Tensor, time_column: Tensor, scale: Tensor, c: Scalar, c_out: Scalar) -> Tensor:
+    return _plain(root(c) * mlr_logits(product, x, time_column, scale, c), c_out, in_ball=True)
 
 
 def _plain(distances: Tensor, c: Scalar, in_ball: bool) -> Tensor:

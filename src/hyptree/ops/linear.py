@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyptree.geometry.core.rows import LONGEST, is_eager, is_ordinary, plain_gradients, row_plan
 from hyptree.ops.backend import choose
 from hyptree.ops.bare import is_bare
 from hyptree.ops.derivatives import FIRST_ONLY, in_transform, wants_graph
@@ -90,3 +92,46 @@ def sum_rows(x: Tensor) -> Tensor:
     if x.is_cuda and x.dtype in _HALF:
         return torch.mm(x.new_ones(1, x.shape[0]), x, out_dtype=torch.float32)[0]
     return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def product_then(tail: Callable[..., Tensor], x: Tensor, weight: Tensor, *rest: Any) -> Tensor | None:
+    """``tail(x @ weight.T, x, *rest)`` on a GPU with the tail in one kernel each way, or None where that does not fit.
+
+    Args:
+        tail: a function of rows, see ``geometry.core.rows.by_kernels``.
+    """
+    if not is_eager() or not all(map(is_ordinary, (x, weight, *rest))) or max(weight.shape) > LONGEST:
+        return None
+    out: Tensor = _ProductThen.apply(tail, x, weight, *rest)
+    return out
+
+
+class _ProductThen(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tail: Callable[..., Tensor], x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        product = F.linear(x, weight)
+        ctx.tail, ctx.numbers = tail, [None if isinstance(y, Tensor) else y for y in rest]
+        ctx.save_for_backward(product, x, weight, *[y for y in rest if isinstance(y, Tensor)])
+        rows = product, x, *rest
+        plan = row_plan(tail, *rows)
+        return tail(*rows) if plan is None else plan.forward(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        product, x, weight, *tensors = ctx.saved_tensors
+        saved = iter(tensors)
+        rest = [next(saved) if y is None else y for y in ctx.numbers]
+        needed = ctx.needs_input_grad[1:]
+        plan = None if torch.is_grad_enabled() or not is_ordinary(grad) else row_plan(ctx.tail, product, x, *rest)
+        if plan is None:
+
+            def plain(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+                return ctx.tail(F.linear(x, weight), x, *rest)
+
+            return None, *plain_gradients(plain, (x, weight, *rest), (grad,), needed)
+        needs_product = needed[0] or needed[1]
+        slope, to_x, *to_rest = plan.backward((product, x, *rest), (grad,), (needs_product, needed[0], *needed[2:]))
+        if needed[0]:
+            to_x.view(-1, x.shape[-1]).addmm_(slope.reshape(-1, weight.shape[0]), weight)
+        to_weight = slope.reshape(-1, weight.shape[0]).mT @ x.reshape(-1, x.shape[-1]) if needed[1] else None
+        return None, to_x, to_weight, *to_rest

@@ -16,6 +16,7 @@ from hyptree.geometry import manifold_of
 from hyptree.geometry.core.debug import is_enabled as debug_is_enabled
 from hyptree.geometry.core.debug import require_finite
 from hyptree.geometry.core.numerics import Scalar
+from hyptree.geometry.core.rows import on_gpu, row_plan
 from hyptree.optim.rows import Part
 from hyptree.optim.spaces import (
     check_placements,
@@ -267,18 +268,14 @@ class RiemannianOptimizer(Optimizer, ABC):
             # What changes from step to step goes in as tensors, otherwise each step would be compiled anew.
             numbers = [None if number is None else _as_tensor(number, work.x) for number in numbers]
             cs = [_as_tensor(c, work.x) for c in cs]
-        function(
-            work.x,
-            work.grad,
-            *tensors,
-            *numbers,
-            cs,
-            parts=work.parts,
-            max_step=group["max_step"],
-            first_order=group["retraction"] == "first_order",
-            maximize=group["maximize"],
-            **constants,
-        )
+        constants |= {
+            "parts": work.parts,
+            "max_step": group["max_step"],
+            "first_order": group["retraction"] == "first_order",
+            "maximize": group["maximize"],
+        }
+        if not on_gpu(work.x) or not _by_kernel(function, work, tensors, numbers, constants):
+            function(work.x, work.grad, *tensors, *numbers, cs, **constants)
 
     # ---------------------------------------------------------------------------------------- curvature, state, plain
 
@@ -353,6 +350,43 @@ def options(arguments: dict[str, Any]) -> dict[str, Any]:
 def subset(group: dict[str, Any], *names: str) -> dict[str, Any]:
     """The options of a group that a function of torch takes by the same names."""
     return {name: group[name] for name in names}
+
+
+def _by_kernel(
+    function: Callable[..., None],
+    work: Rows,
+    tensors: Sequence[Tensor | None],
+    numbers: Sequence[Scalar | None],
+    constants: dict[str, Any],
+) -> bool:
+    """The update of rows by one kernel, in place; False where that does not fit."""
+    inputs = (work.x, *tensors, work.grad, *numbers, *work.cs)
+    given = [x for x in inputs if x is not None]
+    states = [x for x in (work.x, *tensors) if x is not None]
+    if not all(x.is_contiguous() for x in states):
+        return False
+    present = tuple(x is not None for x in inputs)
+    settings = {"function": function, "present": present, "num_tensors": len(tensors), **constants}
+    plan = row_plan(_updated, *given, **settings)
+    if plan is None:
+        return False
+    plan.forward(given, outs=states)
+    torch.autograd.graph.increment_version(states)
+    return True
+
+
+def _updated(
+    *given: Any, function: Callable[..., None], present: tuple[bool, ...], num_tensors: int, **constants: Any
+) -> tuple[Tensor, ...]:
+    """The update of rows as a function of them, from which the kernel is made."""
+    values = iter(given)
+    x, *rest = [next(values) if is_there else None for is_there in present]
+    with torch.no_grad():
+        x, *tensors = [None if t is None else t.clone() for t in (x, *rest[:num_tensors])]
+        grad, *others = rest[num_tensors:]
+        num_cs = len(constants["parts"])
+        function(x, grad, *tensors, *others[:-num_cs], others[-num_cs:], **constants)
+    return tuple(t for t in (x, *tensors) if t is not None)
 
 
 @functools.cache

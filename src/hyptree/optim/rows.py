@@ -60,7 +60,8 @@ def decay_rows(
         vectors: tangent vectors at ``x`` in the radial frame, carried along.
     """
     sizes = [size for _, size in parts]
-    columns = zip(*(t.split(sizes, -1) for t in (x, *vectors)), strict=True)
+    each = [[t] if len(parts) == 1 else t.split(sizes, -1) for t in (x, *vectors)]
+    columns = zip(*each, strict=True)
     for (xi, *vi), (kind, _), c in zip(columns, parts, cs, strict=True):
         if kind == "sphere":
             y = sphere.expmap0(factor * sphere.logmap0(xi, c), c)
@@ -209,8 +210,9 @@ def _move_hyperbolic(
     # A row that does not move keeps its bits.
     keep = torch.where(some & moving, new_along * (over_r / s), 1.0)
     move = new_across * (over_across / s)
-    # Laid out in memory, so that a compiler does not evaluate the formulas above again for every column.
-    keep, move, turn_x, turn_across = torch.cat([keep, move, turn_x, turn_across], -1).split(1, -1)
+    if torch.compiler.is_compiling():
+        # Laid out in memory, so that a compiler does not evaluate the formulas above again for every column.
+        keep, move, turn_x, turn_across = torch.cat([keep, move, turn_x, turn_across], -1).split(1, -1)
     if carried is not None:
         carried.addcmul_(x, turn_x).addcmul_(across, turn_across)
     x.mul_(keep).addcmul_(across, move)

@@ -60,11 +60,12 @@ def geometric(
         parameters = inspect.signature(fn).parameters.values()
         names = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
         free_names = frozenset(free)
+        by_rows = functools.partial(_by_rows, form, fn, names, free_names)
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Tensor:
-            if form is not None and not debug.is_enabled():
-                out = _by_rows(form, fn, names, args, kwargs)
+            if not debug.is_enabled():
+                out = by_rows(args, kwargs)
                 if out is not None:
                     return out
             arguments = dict(zip(names, args, strict=False))
@@ -77,7 +78,7 @@ def geometric(
                     arguments[key] = cast.setdefault(id(value), value.to(compute))
             if debug.is_enabled():
                 arguments = _watch_inputs(name, arguments)
-            out = _by_rows(form, fn, names, (), arguments) if form and cast and not debug.is_enabled() else None
+            out = by_rows((), arguments) if cast and not debug.is_enabled() else None
             if out is None:
                 out = fn(**arguments)  # type: ignore[call-arg]
             if debug.is_enabled():
@@ -96,16 +97,50 @@ def geometric(
 
 
 def _by_rows(
-    form: rows.RowForm, fn: Callable[..., Tensor], names: tuple[str, ...], args: Any, kwargs: dict[str, Any]
+    form: rows.RowForm | None,
+    fn: Callable[..., Tensor],
+    names: tuple[str, ...],
+    free: frozenset[str],
+    args: Any,
+    kwargs: dict[str, Any],
 ) -> Tensor | None:
-    """The result by the fast form if the arguments, of which ``c`` may be missing, are what it takes."""
+    """The result by the fast form or by kernels if the arguments, of which ``c`` may be missing, are what they take."""
     values = args
     if kwargs:
         values = (*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs])
     points, c = (values[:-1], values[-1]) if len(values) == len(names) else (values, 1.0)
-    if len(points) != len(names) - 1 or len(values) != len(args) + len(kwargs) or not rows.fits(points, c):
+    if len(points) != len(names) - 1 or names[-1] != "c":
+        return None
+    if rows.on_gpu(points[0]) or rows.on_gpu(points[-1]):
+        settings = {name: value for name, value in kwargs.items() if name not in names}
+        fits = _fit_kernels(names, free, points, c)
+        return rows.by_kernels(fn, *points, c, **settings) if fits else None
+    if form is None or len(values) != len(args) + len(kwargs) or not rows.fits(points, c):
         return None
     return rows.apply(form, fn, points, c)
+
+
+def _fit_kernels(names: tuple[str, ...], free: frozenset[str], points: tuple[Any, ...], c: Any) -> bool:
+    """Whether these are float32 rows of one length, a curvature, and numbers where ``free`` allows them."""
+    size = None
+    for name, x in zip(names, (*points, c), strict=True):
+        if isinstance(x, Tensor):
+            width = x.shape[-1] if x.dim() else None
+            if x.dtype is not torch.float32:
+                return False
+            if name == "c" or name in free:
+                if width not in (None, 1):
+                    return False
+            elif width is None or size not in (None, width):
+                return False
+            else:
+                size = width
+        elif name == "c":
+            if not isinstance(x, float | int) or not 0 < x < float("inf"):
+                return False
+        elif name not in free or type(x) not in (float, int):
+            return False
+    return True
 
 
 def _check(name: str, arguments: dict[str, Any], free: frozenset[str]) -> torch.dtype:

@@ -10,11 +10,16 @@ a third of a small tensor's.
 A form also says which rows it can be trusted with: points that nearly coincide, and points at the limits of the dtype,
 are left to the plain function, which is the definition, row by row. So is everything but ordinary float32 tensors on a
 CPU in eager mode (compilers fuse the plain function, and transforms look into it), and so are second derivatives.
+
+On a GPU launches are what costs. There :func:`by_kernels` makes one kernel each way of the plain function itself, see
+:mod:`row_trace`; no form is needed, and it serves layers and optimisers too.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -22,6 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from hyptree.geometry.core import debug
 
 try:
     import numpy as np
@@ -108,6 +115,68 @@ def is_eager() -> bool:
     )
 
 
+def on_gpu(x: Any) -> bool:
+    """Whether kernels may be asked about a call with this argument."""
+    return isinstance(x, Tensor) and x.is_cuda
+
+
+def is_ordinary(x: Any) -> bool:
+    """Whether a kernel can read this: a number, or a tensor of good numbers on a GPU, of at most 32 bits."""
+    if not isinstance(x, Tensor):
+        return type(x) in (float, int)
+    return (
+        type(x) in _TENSORS
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and on_gpu(x)
+        and x.layout is torch.strided
+        and not x.is_neg()
+        and not torch._C._functorch.is_legacy_batchedtensor(x)
+    )
+
+
+def by_kernels(function: Callable[..., Any], /, *arguments: Any, **settings: Any) -> Any:
+    """A function of rows on a GPU by one kernel each way, made from it; or None where that does not fit.
+
+    Args:
+        arguments: rows (..., n) and numbers per row (..., 1), whose leading axes broadcast, and numbers for all rows.
+            What the function gives has the leading axes of all.
+        settings: its other arguments, which become part of the kernel.
+    """
+    plan = row_plan(function, *arguments, **settings)
+    return plan and plan.owner(plan, arguments)
+
+
+def row_plan(function: Callable[..., Any], /, *arguments: Any, **settings: Any) -> Any:
+    """The same to be called later, forward and backward: a ``Plan`` of ``row_kernels``, or None."""
+    if not is_eager() or debug.is_enabled() or os.environ.get("HYPTREE_BACKEND") == "torch":
+        return None
+    key = (function, *settings.items()) if settings else function
+    if key not in _kernels:
+        _kernels[key] = _make_kernels(functools.partial(function, **settings) if settings else function)
+    kernels = _kernels[key]
+    return kernels and kernels.plan(arguments)
+
+
+LONGEST = 4096
+"""A row that one program of a kernel holds; longer ones are left to the plain function."""
+
+
+class NotByRows(Exception):
+    """A function does something that is not done row by row, or that no kernel knows."""
+
+
+_kernels: dict[Any, Any] = {}
+
+
+def _make_kernels(function: Callable[..., Any]) -> Any:
+    """The kernels of a function, or None without Triton."""
+    try:
+        from hyptree.geometry.core.row_kernels import RowKernels
+    except ImportError:
+        return None
+    return RowKernels(function)
+
+
 def apply(form: RowForm, plain: Plain, rows: Sequence[Tensor], c: Tensor | float) -> Tensor:
     """The function of rows by its fast form; its arguments must fit."""
     if torch.is_grad_enabled():
@@ -139,18 +208,26 @@ class _RowFunction(torch.autograd.Function):
         return None, None, *_backward(ctx, rows, c, grad, needed)
 
 
-def _plain_gradient(
-    plain: Plain, rows: Sequence[Tensor], c: Tensor | float, grad: Tensor, needed: Sequence[bool]
+def plain_gradients(
+    plain: Callable[..., Any], arguments: Sequence[Any], grads: Sequence[Tensor], needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients of ``c`` and of the rows through the plain function, differentiable if gradients are enabled."""
+    """Gradients of the arguments through the plain function, differentiable if gradients are enabled."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         # One tensor passed twice has two gradients here.
-        leaves = [x.view_as(x) if isinstance(x, Tensor) else x for x in (c, *rows)]
+        leaves = [x.view_as(x) if isinstance(x, Tensor) else x for x in arguments]
         wanted: Any = [x for x, need in zip(leaves, needed, strict=True) if need]
-        out = plain(*leaves[1:], leaves[0])
-        grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=again, materialize_grads=True))
-    return [next(grads) if need else None for need in needed]
+        found = torch.autograd.grad(plain(*leaves), wanted, grads, create_graph=again, materialize_grads=True)
+    each = iter(found)
+    return [next(each) if need else None for need in needed]
+
+
+def _plain_gradient(
+    plain: Plain, rows: Sequence[Tensor], c: Tensor | float, grad: Tensor, needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The same with the curvature first."""
+    *in_rows, in_c = plain_gradients(plain, (*rows, c), (grad,), (*needed[1:], needed[0]))
+    return [in_c, *in_rows]
 
 
 def _flatten(rows: Sequence[Tensor], c: Tensor | float) -> tuple[list[Any], Any, torch.Size]:
