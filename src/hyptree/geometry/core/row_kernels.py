@@ -86,7 +86,10 @@ class Plan:
 
     def __init__(self, owner: RowKernels, arguments: Sequence[Any]):
         tensors = [x for x in arguments if isinstance(x, Tensor)]
-        self.batch = torch.broadcast_shapes(*(x.shape[:-1] for x in tensors))
+        try:
+            self.batch = torch.broadcast_shapes(*(x.shape[:-1] for x in tensors))
+        except RuntimeError as error:
+            raise NotByRows("each row of one argument goes with a row of the others") from error
         self.count, self.device = math.prod(self.batch), tensors[0].device
         self.widths = tuple(x.shape[-1] if isinstance(x, Tensor) and x.dim() else 1 for x in arguments)
         self.dtypes = tuple(x.dtype if isinstance(x, Tensor) else torch.float32 for x in arguments)
