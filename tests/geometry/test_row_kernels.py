@@ -298,6 +298,7 @@ def test_the_door_leaves_what_is_not_ordinary_to_the_plain_function(
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_a_call_is_one_launch_each_way_and_waits_for_nothing() -> None:
     """Counted by the profiler; a graph can capture both, and gives the same on new numbers."""
     x, y = (torch.randn(4096, 32, device="cuda").requires_grad_() for _ in range(2))
