@@ -6,7 +6,8 @@ writes a row has all of it and finds its nearest neighbour on the way. Once as m
 largest of the smallest ones is a limit: by reducibility a cluster whose nearest neighbour is farther away takes part in
 no link that counts, so it is left out, and the last rounds are small.
 
-Up to ``WHOLE`` tokens one program does all rounds of an image in one launch. For more, the first rounds, which are few
+Up to ``WHOLE`` tokens one program does all rounds of an image in one launch (of average and complete linkage in
+``whole_kernel``). For more, the first rounds, which are few
 and hold nearly all the work, are spread over the device, one launch for the pairs and one for the rows of all images;
 one program per image goes on from there until nothing is left to do.
 
@@ -24,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.ops.agglomerate import whole_kernel
 from hyptree.ops.backend import interpreted
 from hyptree.ops.launch import launch
 
@@ -315,6 +317,8 @@ def labels(distance: Tensor, k: int, linkage: str) -> Tensor:
     B, N, _ = distance.shape
     if k == N or B == 0:
         return torch.arange(N, device=distance.device).repeat(B, 1)
+    if N <= WHOLE and linkage != "single":
+        return whole_kernel.labels(distance, k, linkage)
     num_images = max(1, _BYTES // (2 * N * N * _WIDE[linkage].itemsize))
     parts = [_labels(part, N - k, linkage) for part in distance.split(num_images)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
