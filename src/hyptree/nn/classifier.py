@@ -42,8 +42,8 @@ def planes(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar) -> tuple[Tensor
     dtype = wide(x).dtype
     c = c.to(dtype).reshape(()) if isinstance(c, Tensor) else c
     normal, distance = weight.to(dtype), offset.to(dtype).unsqueeze(-1)
-    made = by_kernels(_by_class, normal, distance, c) if on_gpu(x) else None
-    matrix, time_column, scale = _by_class(normal, distance, c) if made is None else made
+    arranged = by_kernels(_by_class, normal, distance, c) if on_gpu(x) else None
+    matrix, time_column, scale = _by_class(normal, distance, c) if arranged is None else arranged
     if torch.compiler.is_compiling():
         # Laid out in memory, so that a compiler does not evaluate them again for every point.
         time_column, scale = torch.cat([time_column.mT, scale.mT]).unbind()

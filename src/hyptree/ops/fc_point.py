@@ -40,9 +40,9 @@ def fc_point(
         (..., m) points in float32 at least.
     """
     if on_gpu(x):
-        made = product_then(_ball_tail if in_ball else _tail, x, matrix, time_column, scale, c, c_out)
-        if made is not None:
-            return made
+        fused = product_then(_ball_tail if in_ball else _tail, x, matrix, time_column, scale, c, c_out)
+        if fused is not None:
+            return fused
     is_learned = isinstance(c_out, Tensor) and (c_out.requires_grad or c_out.numel() != 1)
     if x.device.type == "cpu" and is_eager() and not is_learned:
         product = affine(x, matrix, time_column, None, c)

@@ -361,25 +361,25 @@ def _by_kernel(
 ) -> bool:
     """The update of rows by one kernel, in place; False where that does not fit."""
     inputs = (work.x, *tensors, work.grad, *numbers, *work.cs)
-    given = [x for x in inputs if x is not None]
+    present_inputs = [x for x in inputs if x is not None]
     states = [x for x in (work.x, *tensors) if x is not None]
     if not all(x.is_contiguous() for x in states):
         return False
     present = tuple(x is not None for x in inputs)
     settings = {"function": function, "present": present, "num_tensors": len(tensors), **constants}
-    plan = row_plan(_updated, *given, **settings)
+    plan = row_plan(_updated, *present_inputs, **settings)
     if plan is None:
         return False
-    plan.forward(given, outs=states)
+    plan.forward(present_inputs, outs=states)
     torch.autograd.graph.increment_version(states)
     return True
 
 
 def _updated(
-    *given: Any, function: Callable[..., None], present: tuple[bool, ...], num_tensors: int, **constants: Any
+    *present_inputs: Any, function: Callable[..., None], present: tuple[bool, ...], num_tensors: int, **constants: Any
 ) -> tuple[Tensor, ...]:
     """The update of rows as a function of them, from which the kernel is made."""
-    values = iter(given)
+    values = iter(present_inputs)
     x, *rest = [next(values) if is_there else None for is_there in present]
     with torch.no_grad():
         x, *tensors = [None if t is None else t.clone() for t in (x, *rest[:num_tensors])]

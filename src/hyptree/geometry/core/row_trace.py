@@ -170,8 +170,8 @@ class _Recorder(TorchDispatchMode):
         if kind == "amax":
             return self.line(f'tl.max(tl.where({inside}, {name}, float("-inf")), 1, keep_dims=True)', wide=False)
         mark = name if kind == "any" else f"({name} == 0)"  # all are true where no one is false
-        found = self.line(f"tl.max(tl.where({inside}, {mark}.to(tl.int32), 0), 1, keep_dims=True)", wide=False)
-        return self.line(f"{found} {'>' if kind == 'any' else '=='} 0")
+        row_mark = self.line(f"tl.max(tl.where({inside}, {mark}.to(tl.int32), 0), 1, keep_dims=True)", wide=False)
+        return self.line(f"{row_mark} {'>' if kind == 'any' else '=='} 0")
 
     def columns(self, kind: str, out: Tensor, args: list[Any]) -> str:
         """The first columns of rows or a single one, put together or taken apart."""

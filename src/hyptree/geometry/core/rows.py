@@ -217,8 +217,8 @@ def plain_gradients(
         # One tensor passed twice has two gradients here.
         leaves = [x.view_as(x) if isinstance(x, Tensor) else x for x in arguments]
         wanted: Any = [x for x, need in zip(leaves, needed, strict=True) if need]
-        found = torch.autograd.grad(plain(*leaves), wanted, grads, create_graph=again, materialize_grads=True)
-    each = iter(found)
+        gradients = torch.autograd.grad(plain(*leaves), wanted, grads, create_graph=again, materialize_grads=True)
+    each = iter(gradients)
     return [next(each) if need else None for need in needed]
 
 
