@@ -67,17 +67,17 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return _product(x, weight, ends)
 
 
-def _fits(x: Tensor, columns: int, groups: int) -> bool:
-    """Whether torch's kernel takes rows like ``x`` to ``columns`` columns."""
+def _way(x: Tensor, columns: int, groups: int) -> str:
+    """How rows like ``x`` come to ``columns`` columns: by torch's "kernel", by "slices", or "all" for every group.
+
+    The last where a CUDA graph is being recorded and the product would ask for the sizes of groups.
+    """
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        if x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) < (9, 0):
+            return "all"
     is_aligned = x.shape[1] % 8 == 0 and columns % 8 == 0
-    return is_aligned and x.shape[0] > 0 and groups <= _MAX_GROUPS and x.dtype != torch.float64
-
-
-def _must_not_wait(x: Tensor) -> bool:
-    """Whether a CUDA graph is being recorded, and the product of rows like ``x`` would ask for the sizes of groups."""
-    if not x.is_cuda or not torch.cuda.is_current_stream_capturing():
-        return False
-    return x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) < (9, 0)
+    fits = is_aligned and x.shape[0] > 0 and groups <= _MAX_GROUPS and x.dtype != torch.float64
+    return "kernel" if fits else "slices"
 
 
 def _members(ends: Tensor, count: int) -> Tensor:
@@ -102,12 +102,13 @@ def _slices(ends: Tensor) -> list[slice]:
 
 @torch.library.custom_op("hyptree::grouped_linear", mutates_args=())
 def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    if _must_not_wait(x):
+    way = _way(x, weight.shape[1], weight.shape[0])
+    if way == "all":
         out = x.new_zeros(x.shape[0], weight.shape[1])
         for member, matrix in zip(_members(ends, x.shape[0]), weight, strict=True):
             out = torch.where(member, x @ matrix.t(), out)
         return out
-    if _fits(x, weight.shape[1], weight.shape[0]):
+    if way == "kernel":
         # Row-major matrices or their transposes are both read in place.
         matrix = _row_major(weight) if weight.stride(-1) == 1 else _row_major(weight.mT).mT
         return F.grouped_mm(_row_major(x), matrix.mT, offs=ends)
@@ -125,9 +126,10 @@ def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 @torch.library.custom_op("hyptree::grouped_outer", mutates_args=())
 def grouped_outer(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """``sum y_i x_i^T`` over the rows i of each group: (S, M), (S, K) -> (E, M, K)."""
-    if _must_not_wait(x):
+    way = _way(x, y.shape[1], ends.shape[0])
+    if way == "all":
         return torch.stack([torch.where(own, y, 0).t() @ torch.where(own, x, 0) for own in _members(ends, x.shape[0])])
-    if _fits(x, y.shape[1], ends.shape[0]):
+    if way == "kernel":
         out = F.grouped_mm(_row_major(y).t(), _row_major(x), offs=ends)
         if out.is_cuda and torch.cuda.get_device_capability(out.device) >= (10, 0):
             # Its Blackwell kernel was seen to leave what it finds where a group is empty (NVIDIA/cutlass#2674).
