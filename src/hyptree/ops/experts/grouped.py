@@ -72,9 +72,9 @@ def _way(x: Tensor, columns: int, groups: int) -> str:
 
     The last where a CUDA graph is being recorded and the product would ask for the sizes of groups.
     """
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        if x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) < (9, 0):
-            return "all"
+    is_recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    if is_recorded and (x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) < (9, 0)):
+        return "all"
     is_aligned = x.shape[1] % 8 == 0 and columns % 8 == 0
     fits = is_aligned and x.shape[0] > 0 and groups <= _MAX_GROUPS and x.dtype != torch.float64
     return "kernel" if fits else "slices"
