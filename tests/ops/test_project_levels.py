@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hyptree.models import HCFormer
 from hyptree.ops.fold_norm import fold_norm, fold_norm_grad
 from hyptree.ops.fold_norm import reference as folds
 from hyptree.ops.map_norm import MapNorm
@@ -19,6 +20,8 @@ SIZES = {
     "one": ((5, 5), 1, False),
 }
 LEFT, RIGHT, OUT = 24, 40, 72
+SMALL = {"img_size": 32, "dims": (8, 16, 16, 24), "depths": (1, 1, 1, 1), "head_dim": 8, "num_classes": 5}
+SMALL |= {"num_heads": (1, 1, 1, 1), "folds": (2, 2, 1, 1), "mlp_ratios": (2, 2, 2, 2), "layer_scale": 1.0}
 
 
 @pytest.fixture(autouse=True)
@@ -159,6 +162,17 @@ def test_second_derivatives_are_those_of_the_definition(device: str, seed: int) 
         seconds.append(torch.autograd.grad(first.square().sum(), [own, shared, proj.weight]))
     for one, other in zip(*seconds, strict=True):
         close(one, other, 1e-4)
+
+
+@pytest.mark.parametrize("place", ["norm1", "mixer", "drop_path"])
+def test_a_block_does_not_pass_by_layers_with_hooks(place: str, device: str, seed: int) -> None:
+    model = HCFormer(**SMALL, drop_path_rate=0.5).to(device).eval()  # type: ignore[arg-type]
+    x, called = torch.randn(2, 3, 32, 32, device=device), []
+    block = model.stages[1].blocks[0]  # type: ignore[union-attr]
+    expected = model(x)
+    getattr(block, place).register_forward_hook(lambda *_: called.append(1))
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert called
 
 
 @pytest.mark.parametrize("has", ["norm factor bias", "norm", "factor bias", ""])

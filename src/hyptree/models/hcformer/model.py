@@ -84,7 +84,8 @@ class Block(nn.Module):
     def _adds_at_once(self) -> bool:
         """Whether nothing stands between the mixer and the sum, so that its last pass may add."""
         drops = self.training and type(self.drop_path) is not nn.Identity
-        return not drops and type(self.norm1) is nn.Identity and is_free(self.mixer) and is_free(self.drop_path)
+        layers = (self.norm1, self.mixer, self.drop_path)
+        return not drops and type(self.norm1) is nn.Identity and all(is_free(layer) for layer in layers)
 
     def _mlp(self, x: Tensor) -> Tensor:
         mlp, factor = self.mlp, _factor(self.scale2)
