@@ -83,15 +83,19 @@ def reduce_tokens(model: nn.Module, settings: TokenSettings) -> None:
             )
 
 
-def checkpoint_activations(model: nn.Module, name: str) -> None:
-    """Let a model compute activations again in the backward pass, by whatever word its library has for it."""
+def checkpoint_activations(model: nn.Module, name: str, use_reentrant: bool = False) -> None:
+    """Let a model compute activations again in the backward pass, by whatever word its library has for it.
+
+    Args:
+        use_reentrant: the older way of ``torch.utils.checkpoint``; timm has a switch of its own for it.
+    """
     saver: Any = model.to_plain() if hasattr(model, "to_plain") else model  # type: ignore[operator]
     if hasattr(saver, "set_grad_checkpointing"):  # timm's word
         saver.set_grad_checkpointing(True)
         return
     for word in ("activation", "gradient"):  # that of transformers, and what it said up to 5.22
         if hasattr(saver, f"{word}_checkpointing_enable"):
-            getattr(saver, f"{word}_checkpointing_enable")({"use_reentrant": False})
+            getattr(saver, f"{word}_checkpointing_enable")({"use_reentrant": use_reentrant})
             return
     raise UserError(f"model {name} cannot do run.grad_checkpointing; switch it off")
 

@@ -94,10 +94,10 @@ def overlap(config: OverlapConfig) -> None:
     config.paths = tuple(path.removeprefix("hf:") for path in config.paths)
     checkpoints = {f"the checkpoint {path}": Path(path) for path in config.paths}
     csv = {"the file of --csv": config.csv} if config.csv is not None else {}
+    _require_figure(config.plot, checkpoints | csv)
     for path in config.paths:  # what can be no name on the Hub is looked for before torch is imported
         if path.count("/") != 1 or path.endswith((".safetensors", ".gguf")):
             require_path(path, "file or folder")
-    _require_figure(config.plot, checkpoints | csv)
     from hyptree.lab.lm_heads.checkpoint import require_lm_head
 
     for path in config.paths:
