@@ -102,11 +102,11 @@ def _single(options: LaunchOptions) -> Iterator[tuple[str, Callable[[], object]]
     if options.device != "cuda" or not HAS_TRITON:
         return
     from benchmarks.launch_kernel import add_one
-    from hyptree.ops.launch import launch
+    from hyptree.geometry.core.launch import launch
 
     settings = {"BLOCK": 1024, "num_warps": 4}
     yield "Triton, kernel[grid](...)", lambda: add_one[(1,)](x, 1024, **settings)
-    yield "hyptree.ops.launch", lambda: launch(add_one, (1,), (x,), (1024,), settings)
+    yield "hyptree, launch", lambda: launch(add_one, (1,), (x,), (1024,), settings)
 
 
 def _hcformer(options: LaunchOptions) -> Iterator[tuple[str, Launches]]:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.kernels.cases import Job, Work
 from hyptree.errors import UserError
-from hyptree.ops import launch as launching
+from hyptree.geometry.core import launch as launching
 from hyptree.ops.backend import HAS_TRITON, HOPPER_SHARED, interpreted
 
 CAPABILITY = 90
@@ -75,7 +75,7 @@ class Resources:
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """Within the context, kernels started by :func:`hyptree.ops.launch.launch` are noted and not started."""
+    """Within the context, kernels started by :func:`hyptree.geometry.core.launch.launch` are noted and not started."""
     launched: list[Launch] = []
 
     def note(

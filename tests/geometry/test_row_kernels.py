@@ -19,7 +19,7 @@ from hyptree.geometry.core import rows
 from hyptree.geometry.core.numerics import ball_limit, lorentz_limit
 from hyptree.geometry.core.registry import FUNCTIONS
 from hyptree.ops import backend
-from tests.geometry.test_rows import EPS, GRADIENT, VALUE, C, Rows, relative
+from tests.geometry.test_rows import C, Rows, check_rows
 
 pytest.importorskip("triton")
 
@@ -106,19 +106,7 @@ def test_values_and_gradients_are_right(name: str, regime: str, dim: int, device
     draw = Draw(name, device, dim=dim)
     args, c = draw.draw(regime), torch.full((draw.count, 1), C)
     made, plain, true = draw.kernel(args, c), draw.plain(args, c), draw.true(args, c)
-    for what, f, p, t in zip(("value", *draw.letters), made, plain, true, strict=False):
-        error = relative(f, t)
-        over = error > (VALUE if what == "value" else GRADIENT) + 2 * relative(p, t)
-        assert not over.any(), (
-            f"{name}, {regime}, {what}: {error[over].max():.3g}, plain {relative(p, t)[over].max():.3g}, "
-            f"seed={draw.seed}, row {int(over.nonzero()[0])}"
-        )
-    size = (
-        true[-1].squeeze(-1).abs()
-        + sum((a.double() * g).norm(dim=-1) for a, g in zip(args, true[1:], strict=False)) / C
-    )
-    miss, plain_miss = ((g[-1].double() - true[-1]).squeeze(-1).abs() for g in (made, plain))
-    assert (miss <= 16 * EPS * size + 2 * plain_miss).all(), f"{name}, {regime}, c, seed={draw.seed}"
+    check_rows(draw, f"{name}, {regime}", args, made, plain, true)
 
 
 @pytest.mark.parametrize("name", FORMS)

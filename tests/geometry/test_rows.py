@@ -98,6 +98,25 @@ def relative(actual: Tensor, true: Tensor) -> Tensor:
     return error
 
 
+def check_rows(
+    draw: Rows, what: str, args: list[Tensor], fast: list[Tensor], plain: list[Tensor], true: list[Tensor]
+) -> None:
+    """Value and gradients of the rows and of c to float32 rounding, or at most as far off as the plain form."""
+    for part, f, p, t in zip(("value", *draw.letters), fast, plain, true, strict=False):
+        over = relative(f, t) > (VALUE if part == "value" else GRADIENT) + 2 * relative(p, t)
+        assert not over.any(), (
+            f"{what}, {part}: {relative(f, t)[over].max():.3g}, plain {relative(p, t)[over].max():.3g}, "
+            f"seed={draw.seed}, row {int(over.nonzero()[0])}"
+        )
+    # In c the derivative of a row may vanish; what it is a sum of does not.
+    size = (
+        true[-1].squeeze(-1).abs()
+        + sum((a.double() * g).norm(dim=-1) for a, g in zip(args, true[1:], strict=False)) / C
+    )
+    miss, plain_miss = ((g[-1].double() - true[-1]).squeeze(-1).abs() for g in (fast, plain))
+    assert (miss <= 16 * EPS * size + 2 * plain_miss).all(), f"{what}, c, seed={draw.seed}"
+
+
 @pytest.mark.parametrize("dim", [1, 2, 64])
 @pytest.mark.parametrize("regime", ["ordinary", "tiny", "near", "far"])
 @pytest.mark.parametrize("name", FORMS)
@@ -108,20 +127,7 @@ def test_values_and_gradients_are_right(name: str, regime: str, dim: int) -> Non
     assert used(lambda: draw.entry.fn(*args, c))
     fast, plain, true = draw.run(args, c), draw.plain(args, c), draw.run(args, c.double(), torch.float64)
     # A neighbour on the other side of the limit of the ball, or a vector that is stored as zero, is a case of its own.
-    for what, f, p, t in zip(("value", *draw.letters), fast, plain, true, strict=False):
-        limit = (VALUE if what == "value" else GRADIENT) + 2 * relative(p, t)
-        over = relative(f, t) > limit
-        assert not over.any(), (
-            f"{name}, {regime}, {what}: {relative(f, t)[over].max():.3g}, plain {relative(p, t)[over].max():.3g}, "
-            f"seed={draw.seed}, row {int(over.nonzero()[0])}"
-        )
-    # In c the derivative of a row may vanish; what it is a sum of does not.
-    size = (
-        true[-1].squeeze(-1).abs()
-        + sum((a.double() * g).norm(dim=-1) for a, g in zip(args, true[1:], strict=False)) / C
-    )
-    miss, plain_miss = ((g[-1].double() - true[-1]).squeeze(-1).abs() for g in (fast, plain))
-    assert (miss <= 16 * EPS * size + 2 * plain_miss).all(), f"{name}, {regime}, c, seed={draw.seed}"
+    check_rows(draw, f"{name}, {regime}", args, fast, plain, true)
 
 
 @pytest.mark.parametrize("name", FORMS)

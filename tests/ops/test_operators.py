@@ -10,9 +10,9 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
+from hyptree.geometry.core.launch import launch
 from hyptree.lm.ambient import AmbientLinear
 from hyptree.ops.cluster_map.kernels import _ClusterPatch, _ClusterWindow, cluster_patch, cluster_window
-from hyptree.ops.launch import launch
 from hyptree.ops.map_norm import _MapNorm, map_norm
 from hyptree.ops.residual_norm import join, norm_linear
 from hyptree.ops.swiglu import swiglu_linear
@@ -76,7 +76,7 @@ def test_a_second_launch_is_told_apart_from_the_first() -> None:
 
 def test_launch_finds_what_was_compiled_for_equal_arguments_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for Triton counts compilations and sees every argument of later launches in order."""
-    from hyptree.ops import launch as module
+    from hyptree.geometry.core import launch as module
 
     monkeypatch.setattr(module, "_COMPILED", {})
     monkeypatch.setattr(module, "_stream_of", lambda: lambda index: ("stream of", index))
@@ -104,6 +104,7 @@ def test_launch_finds_what_was_compiled_for_equal_arguments_only(monkeypatch: py
     assert calls[-1] == ("again", (4, 1, 1), (x.data_ptr(), 48, 0.5, 8, ("stream of", None)))
     others = [
         ((x.double(),), (32,), settings), ((x,), (33,), settings), ((x,), (1,), settings),
+        ((x,), (-(2**40),), settings),
         ((x,), (32,), {**settings, "EPS": 0.25}), ((x,), (32,), {**settings, "num_warps": 2}),
         ((x[1:],), (32,), settings),
     ]  # fmt: skip

@@ -50,6 +50,7 @@ def gelu_mlp(x: Tensor, norm: Any, first: Any, last: Any, factor: Tensor | None 
 
 
 def _fits(x: Tensor) -> bool:
+    """Whether the kernels run; a compiler or a transform of functions sees the definition."""
     if gemm_dtype(x) not in KERNEL_DTYPES or needs_operator(x) or in_transform():
         return False
     return choose("auto", x, None) == "triton"

@@ -10,10 +10,8 @@ What others look into (compilers, transforms, second derivatives) is left to the
 
 from __future__ import annotations
 
-import functools
 import linecache
 import math
-import operator
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -22,16 +20,14 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton.runtime import driver
 
 from hyptree.geometry.core import row_math
+from hyptree.geometry.core.launch import launch
 from hyptree.geometry.core.row_trace import Trace, source
 from hyptree.geometry.core.rows import LONGEST, NotByRows, is_ordinary, plain_gradients
 
 _PLANS = 4096  # kept, one for each shape
-_ALIGNED = 16  # bytes, what Triton takes for granted in the form it compiles for aligned pointers
 _PROGRAMS = 1024  # at most, where each leaves a sum over its rows behind
-_INT32 = 2**31
 
 
 class RowKernels:
@@ -189,7 +185,7 @@ def _groups(x: Tensor) -> Any:
 
 
 class _Kernel:
-    """One kernel and its compiled forms, by the device and the alignment of the tensors."""
+    """One kernel, made from its text."""
 
     def __init__(
         self, function: Callable[..., Any], trace: Trace, codes: tuple[Any, ...], needed: tuple[bool, ...] | None
@@ -211,7 +207,6 @@ class _Kernel:
         exec(compile(text, file, "exec"), scope)
         numbers = ["count", *(f"x{i}_bits" for i, code in enumerate(codes) if code == "number")]
         self.run = triton.jit(scope[name], do_not_specialize=numbers)
-        self.compiled: dict[Any, Any] = {}
 
     def programs(self, count: int) -> int:
         """How many programs take these rows; of no rows the sum is zero, and written."""
@@ -219,31 +214,11 @@ class _Kernel:
         return max(1, min(blocks, _PROGRAMS)) if self.sums else blocks
 
     def launch(self, tensors: Sequence[Tensor], count: int, numbers: Sequence[int]) -> None:
-        """Run on these tensors; without Triton's search for the compiled form where it is known."""
+        """Run on these tensors."""
         programs = self.programs(count)
         if not programs:
             return
-        index = tensors[0].device.index
-        if index is not None and index != torch.cuda.current_device():
-            with torch.cuda.device(index):
-                return self.launch(tensors, count, numbers)
-        pointers = [x.data_ptr() for x in tensors]
-        is_aligned = functools.reduce(operator.or_, pointers) % _ALIGNED == 0
-        place = (index, *[-_INT32 <= number < _INT32 for number in (count, *numbers)])  # of 32 or of 64 bits
-        if is_aligned and place in self.compiled:
-            # Addresses in place of tensors, about which Triton would ask the driver one by one.
-            self.compiled[place][programs, 1, 1](*pointers, count, *numbers, stream=_stream_of()(index))
-            return
-        compiled = self.run[programs,](*tensors, count, *numbers, num_warps=self.warps)
-        if is_aligned and hasattr(self.run, "device_caches"):  # not the interpreter
-            self.compiled[place] = compiled
-
-
-@functools.cache
-def _stream_of() -> Callable[[int], int]:
-    """What gives a device's current stream, as Triton asks for it."""
-    current: Callable[[int], int] = driver.active.get_current_stream
-    return current
+        launch(self.run, (programs,), tensors, (count, *numbers), {"num_warps": self.warps})
 
 
 class _RowFunction(torch.autograd.Function):

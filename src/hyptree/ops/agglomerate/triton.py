@@ -25,9 +25,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.agglomerate import whole_kernel
 from hyptree.ops.backend import interpreted
-from hyptree.ops.launch import launch
 
 WHOLE = 256
 """Tokens up to which one program takes a whole image."""

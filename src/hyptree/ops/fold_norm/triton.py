@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data
-from hyptree.ops.launch import launch
 
 ROWS, GRAD_ROWS, COLUMNS = 4, 16, 128
 """Rows of a program each way, and columns that it holds at once."""

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data
-from hyptree.ops.launch import launch
 
 TILE, WARPS = 2048, 8
 """Numbers that a program holds at once, and its warps: 8 numbers a thread, which is one load of each map. With more,

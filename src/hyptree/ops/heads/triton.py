@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data
 from hyptree.ops.heads.reference import Heads
-from hyptree.ops.launch import launch
 
 TILE = 2048
 """Elements that a program holds of a tensor."""

@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data, interpreted
 from hyptree.ops.heads.reference import Heads
-from hyptree.ops.launch import launch
 
 PROGRAMS = 528
 """As many as run at once: four on each of 132 multiprocessors."""

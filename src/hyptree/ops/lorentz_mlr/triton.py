@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data
-from hyptree.ops.launch import launch
 
 _ROWS, _GRAD_ROWS, _COLUMNS = 8, 16, 256
 """Of a tile: small ones forward, many of which fit on a multiprocessor and wait for memory together (56 registers, nine

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data
-from hyptree.ops.launch import launch
 
 TILE, TILE_WARPS = 4096, 4
 """Numbers that a program holds of a large sample: eight loads of 16 bytes for each thread in float32."""

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data
-from hyptree.ops.launch import launch
 from hyptree.ops.pack_weight.layout import Layout
 
 TILE = 4096

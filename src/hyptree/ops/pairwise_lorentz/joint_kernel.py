@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import interpreted
-from hyptree.ops.launch import launch
 from hyptree.ops.pairwise_lorentz.pairs import LOWEST, add_products, excess_of, growth, log2, no_nan, row_factors
 from hyptree.ops.pairwise_lorentz.tiles import columns, store_tile, strip_rows, tile_product, tile_stats, width
 

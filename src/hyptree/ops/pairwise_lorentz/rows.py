@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.geometry.core.numerics import ball_limit
 from hyptree.ops.backend import has_data
-from hyptree.ops.launch import launch
 
 LORENTZ, LORENTZ_TANGENT, POINCARE, POINCARE_TANGENT = range(4)
 

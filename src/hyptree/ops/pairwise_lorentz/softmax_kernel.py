@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data, interpreted, multiprocessors, shared_memory
-from hyptree.ops.launch import launch
 from hyptree.ops.pairwise_lorentz.joint_kernel import joint_sizes, joint_softmax, num_strips
 from hyptree.ops.pairwise_lorentz.pairs import LOWEST, excess_of, growth, log2, no_nan, row_factors
 from hyptree.ops.pairwise_lorentz.rows import Known, row_stats

@@ -31,8 +31,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data, interpreted, shared_memory
-from hyptree.ops.launch import launch
 from hyptree.ops.pairwise_lorentz.pairs import across, across_by_differences, distance, load_stats, margins, radial
 from hyptree.ops.pairwise_lorentz.rows import Known, row_stats
 from hyptree.ops.pairwise_lorentz.tiles import (

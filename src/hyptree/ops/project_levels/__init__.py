@@ -23,6 +23,7 @@ from hyptree.ops.windows import Windows
 __all__ = ["project_levels", "reference"]
 
 MAX_CHANNELS = 2048
+"""Channels that a program of the sums over windows holds at once."""
 
 
 def project_levels(

@@ -15,14 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data
-from hyptree.ops.launch import launch
 from hyptree.ops.windows import Windows
 
 TILE, CHANNELS = 2048, 128
 """Numbers that a program holds of each map, and most channels of them."""
-MAX_CHANNELS = 2048
-"""Channels that a program of the sums holds at once."""
 SUMS = 4096
 """Numbers of a tile of windows and channels there."""
 

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data
-from hyptree.ops.launch import launch
 
 PROCESSORS = 132
 """Multiprocessors of a Hopper GPU."""

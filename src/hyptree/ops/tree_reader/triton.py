@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.geometry.core.launch import launch
 from hyptree.ops.backend import has_data, interpreted
-from hyptree.ops.launch import launch
 from hyptree.ops.tree_reader.reference import EPS, RATIO
 
 TOKENS = 32

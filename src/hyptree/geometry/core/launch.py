@@ -44,7 +44,7 @@ def launch(
         *settings.values(),
         *[x.dtype for x in tensors],
         *[x.is_cuda for x in tensors],
-        *[(number == 1) + 2 * (number % ALIGNED == 0) + 4 * (number >= 2**31) for number in numbers],
+        *[(number == 1) + 2 * (number % ALIGNED == 0) + 4 * (not -(2**31) <= number < 2**31) for number in numbers],
     )
     is_aligned = functools.reduce(operator.or_, pointers) % ALIGNED == 0
     cached = _COMPILED.get(place)
